@@ -1,0 +1,186 @@
+// The compressed KV cache of one sequence: all layers, budget, routing.
+//
+//   [ sinks S ][ history: windows of Omega tokens ][ local L + remainder + waiting ]
+//     fp16        Full fp16 | Quantized INT2 | Evicted      fp16
+//
+// Invariants (property-tested):
+//   * every ranked window is in exactly one tier; an evicted window never returns
+//   * bytes held = the formula for the windows held; <= budget + (remainder + Omega) tokens
+//   * sinks and local tokens stay fp16; a window's codes are written once
+//   * positions are never renumbered
+//   * LayerCache::apply() is the only function that moves a window
+//
+// One prompt:  begin_prompt -> for each layer: attention over its rows, finish_prompt_layer
+//              -> commit_prompt   (or rollback_prompt: the cache is as before begin_prompt)
+// One step:    begin_step -> each layer: append, attend, add mass -> end_step (routes every Omega steps)
+//
+// Thread safety: one writer. During a step, attention threads may call append() for distinct
+// (layer, head) pairs and read the layer views; mass is added by one thread a layer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/rope.h"
+#include "kv/budget.h"
+#include "kv/ledger.h"
+#include "kv/policy.h"
+#include "kv/recent_store.h"
+#include "kv/router.h"
+#include "kv/tier_slab.h"
+
+namespace qevict {
+
+// What one routing event did to one layer; the lines of --trace (cli.md). Window lists ascend.
+struct LayerEvent {
+  int event = 0, step = 0, layer = 0;  // step counts decode steps since the prompt
+  TokenPos n_tokens = 0;
+  std::vector<WindowId> full, quantized, evicted, promoted, demoted, first_demoted, reactivated;
+  std::vector<WindowId> dormant;
+  TierBytes bytes;
+  std::size_t dormant_bytes = 0;
+  std::vector<std::pair<WindowId, float>> scores;  // candidates' scores before the move
+};
+
+struct CacheCounters {
+  std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, reactivations = 0,
+               evictions = 0;
+  CacheCounters& operator+=(const CacheCounters& o);
+};
+
+// Uncompressed rows of one layer while a prompt is read: row r < n_sink_rows is position r, row
+// n_sink_rows + i is position region_begin + i. region_begin is the first position of a window.
+struct PromptRows {
+  const fp16_t* k = nullptr;  // [H][capacity][D], post-RoPE
+  const fp16_t* v = nullptr;  // [H][capacity][D]
+  int capacity = 0;
+  int n_rows = 0;
+  int n_sink_rows = 0;
+  TokenPos region_begin = 0;
+};
+
+// Mass that the prompt's rows added in one layer (head mean), by slot and by region window.
+struct PromptMass {
+  std::span<const double> full;       // [full().size()]
+  std::span<const double> quantized;  // [quantized().size()]
+  std::span<const double> region;     // [windows of the region, the partial last one included]
+};
+
+class LayerCache {
+ public:
+  LayerCache(const Geometry& geometry, const RopeSpec& rope, int n_sink);
+
+  const RecentStore& recent() const { return recent_; }
+  const TierSlab& full() const { return full_; }
+  const TierSlab& quantized() const { return quantized_; }
+  const Ledger& ledger() const { return ledger_; }
+  TokenPos local_begin() const { return local_begin_; }
+  // Mass of the windows from local_begin on (the last may be partial): [ceil(local / Omega)].
+  std::span<const double> local_mass() const { return local_mass_; }
+  std::int64_t n_evicted() const { return n_evicted_; }
+  const CacheCounters& counters() const { return counters_; }
+  TierBytes bytes() const;
+  MetadataBytes metadata() const;
+
+  // Mutable mass for the attention that has just been computed (one thread a layer).
+  std::span<double> full_mass() { return full_.mass(); }
+  std::span<double> quantized_mass() { return quantized_.mass(); }
+  std::span<double> local_mass() { return local_mass_; }
+
+ private:
+  friend class KvCache;
+  friend class CacheIo;  // save and load (kv/cache_io.h)
+  struct Aged;           // windows that leave the local zone, with their payload's source
+
+  // The only function that moves a window.
+  void apply(const RoutingPlan& plan, std::span<const WindowView> candidates, const Aged& aged,
+             LayerEvent* event);
+
+  Geometry geometry_;
+  const RopeSpec* rope_;
+  int n_sink_;
+  RecentStore recent_;
+  TierSlab full_, quantized_;
+  Ledger ledger_;
+  std::vector<double> local_mass_;
+  TokenPos local_begin_ = 0;  // position of the first local token
+  std::int64_t n_evicted_ = 0;
+  CacheCounters counters_;
+};
+
+class KvCache {
+ public:
+  using TraceSink = std::function<void(const LayerEvent&)>;
+
+  // `policy` must outlive the cache (policies/registry.h).
+  static Result<std::unique_ptr<KvCache>> create(const Geometry& geometry, int n_layers,
+                                                 const RopeSpec& rope, const CacheConfig& config,
+                                                 const PolicySpec& policy);
+
+  const Geometry& geometry() const { return geometry_; }
+  const RopeSpec& rope() const { return rope_; }
+  const CacheConfig& config() const { return config_; }
+  const Needs& needs() const { return needs_; }
+  const BudgetPlan& budget() const { return budget_; }
+  int n_layers() const { return static_cast<int>(layers_.size()); }
+  TokenPos n_tokens() const { return n_tokens_; }
+  LayerCache& layer(int i) { return layers_[i]; }
+  const LayerCache& layer(int i) const { return layers_[i]; }
+  // Angles of window bases; grows at begin_prompt to cover context_tokens.
+  const WindowPhases& phases() const { return phases_; }
+
+  // Starts a prompt of n_new tokens after which max_new_tokens may be generated; solves the budget.
+  Status begin_prompt(int n_new, int max_new_tokens);
+  // The layer's prompt is attended: adds the mass, fills the local zone, runs the layer's event.
+  void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass);
+  void commit_prompt();
+  void rollback_prompt();
+
+  // Reserves the new token's row in every layer; its position is n_tokens() before the call.
+  void begin_step();
+  // k post-RoPE, v: [D] fp32 of one KV head of the reserved row.
+  void append(int layer, int kv_head, const float* k, const float* v);
+  // Counts the step and routes all layers when Omega steps have passed.
+  void end_step();
+  int steps_since_prompt() const { return step_; }
+
+  void set_trace(TraceSink sink) { trace_ = std::move(sink); }
+
+  // Sums over layers. peak: the largest total() seen since creation, after a layer's compression.
+  TierBytes bytes() const;
+  MetadataBytes metadata() const;
+  std::size_t reserved_bytes() const;  // allocated local rows not in use
+  std::size_t backup_bytes() const;    // copies kept while an appended prompt may be rolled back
+  std::size_t peak_bytes() const { return peak_bytes_; }
+  CacheCounters counters() const;
+  double routing_seconds() const { return routing_seconds_; }
+
+ private:
+  friend class CacheIo;
+  KvCache() = default;
+  void route_layer(int layer, const PromptRows* rows);
+
+  Geometry geometry_;
+  RopeSpec rope_;
+  CacheConfig config_;
+  const PolicySpec* policy_ = nullptr;
+  std::unique_ptr<Scorer> scorer_;
+  std::unique_ptr<Allocator> allocator_;
+  Needs needs_;
+  BudgetPlan budget_;
+  WindowPhases phases_;
+  std::vector<LayerCache> layers_;
+  TokenPos n_tokens_ = 0;
+  int step_ = 0;
+  int event_ = 0;
+  TraceSink trace_;
+  std::size_t peak_bytes_ = 0;
+  double routing_seconds_ = 0.0;
+  struct Backup;
+  std::shared_ptr<Backup> backup_;
+};
+
+}  // namespace qevict

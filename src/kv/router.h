@@ -1,0 +1,26 @@
+// Which windows stay, in which tier: pure functions (method.md section 5; vectors: routing.json).
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv/policy.h"
+#include "kv/types.h"
+
+namespace qevict {
+
+// Intended tier of each candidate; parallel to the candidates.
+struct RoutingPlan {
+  std::vector<Tier> to;  // Full, Quantized or Evicted
+};
+
+struct RoutingRules {
+  bool promotion = true;  // false: windows now in Quantized may not enter Full
+};
+
+// Full' = top n_full of the candidates by score, Quantized' = top n_quantized of the rest, the others
+// are evicted. Ties: the lower window id wins. NaN scores rank last. Reuses plan.to's storage.
+void plan_routing(std::span<const WindowView> candidates, std::span<const float> scores,
+                  const TierQuota& quota, const RoutingRules& rules, RoutingPlan& plan);
+
+}  // namespace qevict

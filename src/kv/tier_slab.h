@@ -1,0 +1,71 @@
+// One layer's windows of one tier: groups of 16 equal slots, filled without holes.
+//
+//   slot:   0 ..15 | 16..31 | 32 33 34          groups 0 and 1 are full, the last one is allocated for
+//   group:    0    |   1    |    2              exactly its 3 windows: bytes() = size() * window bytes
+//
+// Removing a slot moves the last slot's window into the hole. The last group is re-laid when its
+// number of windows changes; that happens only inside LayerCache::apply() (at routing events).
+// Per-slot records (window id, attention mass, key norm) move with their window.
+// Thread safety: const access from any thread while no one mutates.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kv/types.h"
+
+namespace qevict {
+
+class TierSlab {
+ public:
+  TierSlab(const Geometry& geometry, Tier tier);  // tier: Full or Quantized
+  TierSlab(const TierSlab& other);                // deep copy (transactions)
+  TierSlab& operator=(const TierSlab& other);
+  TierSlab(TierSlab&&) noexcept = default;
+  TierSlab& operator=(TierSlab&&) noexcept = default;
+
+  int size() const { return static_cast<int>(ids_.size()); }
+  std::span<const GroupRef> groups() const { return groups_; }
+  std::span<const WindowId> ids() const { return ids_; }
+  std::span<double> mass() { return mass_; }
+  std::span<const double> mass() const { return mass_; }
+  std::span<const float> key_norm() const { return key_norm_; }
+  std::size_t window_bytes() const { return window_bytes_; }
+  // Payload bytes held by the allocator (= size() * window_bytes()) and bytes of the slot records.
+  std::size_t bytes() const { return bytes_; }
+  std::size_t position_bytes() const;  // ids
+  std::size_t score_bytes() const;     // mass and key norms
+
+  // --- mutation: LayerCache::apply() only ---
+  // Removes the given slots (any order, no duplicates), then grows to `new_size` slots whose records
+  // (ids etc.) are unset; returns the first new slot. One re-lay of the last group at most.
+  SlotId remove_and_grow(std::span<const SlotId> removed, int n_added);
+  void set_record(SlotId slot, WindowId id, double mass, float key_norm);
+  // Full: rows [H][Omega][D]. Quantized: a QuantBlock's bytes.
+  void store_full(SlotId slot, const fp16_t* k, const fp16_t* v);
+  void load_full(SlotId slot, fp16_t* k, fp16_t* v) const;
+  void store_block(SlotId slot, const std::uint8_t* block);
+  void load_block(SlotId slot, std::uint8_t* block) const;
+  void clear();
+
+ private:
+  struct Free {
+    void operator()(std::uint8_t* p) const noexcept;
+  };
+  using Buffer = std::unique_ptr<std::uint8_t[], Free>;
+
+  Geometry geometry_;
+  Tier tier_;
+  std::size_t window_bytes_;
+  std::size_t bytes_ = 0;
+  std::vector<Buffer> buffers_;
+  std::vector<GroupRef> groups_;
+  std::vector<WindowId> ids_;
+  std::vector<double> mass_;
+  std::vector<float> key_norm_;
+};
+
+}  // namespace qevict
