@@ -1,6 +1,30 @@
 # *_test.cpp beside the sources: one test program a layer. tests/*_test.cpp: one program each.
+#
+# A test's label follows from its suite's name, so that writing the test is all there is to do:
+#   *Slow*       slow         not in the default run (./dev test slow)
+#   *RealModel*  heavy_model  needs the downloaded model; runs alone, not under sanitizers
+#   *Heavy*      heavy        runs alone: many threads or much memory
+#   the others   unit         from src/<layer>, or `scenario` from tests/
 find_package(GTest REQUIRED)
+find_package(Python3 COMPONENTS Interpreter)
 include(GoogleTest)
+
+function(qevict_discover_tests target label)
+  set(slow "*Slow*.*")
+  set(model "*RealModel*.*")
+  set(heavy "*Heavy*.*")
+  set(common TEST_PREFIX "${target}." DISCOVERY_TIMEOUT 120 DISCOVERY_MODE PRE_TEST)
+  string(REGEX REPLACE "_test$" "" prefix ${target})
+  set(common TEST_PREFIX "${prefix}." DISCOVERY_TIMEOUT 120)
+  gtest_discover_tests(${target} ${common} TEST_FILTER "-${slow}:${model}:${heavy}"
+                       TEST_LIST ${target}_TESTS PROPERTIES LABELS ${label})
+  gtest_discover_tests(${target} ${common} TEST_FILTER "${slow}"
+                       TEST_LIST ${target}_SLOW PROPERTIES LABELS slow)
+  gtest_discover_tests(${target} ${common} TEST_FILTER "${model}-${slow}"
+                       TEST_LIST ${target}_MODEL PROPERTIES LABELS heavy_model)
+  gtest_discover_tests(${target} ${common} TEST_FILTER "${heavy}-${slow}:${model}"
+                       TEST_LIST ${target}_HEAVY PROPERTIES LABELS heavy)
+endfunction()
 
 foreach(layer base kernels kv policies attention model engine cli)
   file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/*_test.cpp)
@@ -11,7 +35,7 @@ foreach(layer base kernels kv policies attention model engine cli)
       set(library qevict_engine)
     endif()
     target_link_libraries(${layer}_test PRIVATE ${library} GTest::gtest_main)
-    gtest_discover_tests(${layer}_test TEST_PREFIX "${layer}." DISCOVERY_TIMEOUT 60)
+    qevict_discover_tests(${layer}_test unit)
   endif()
 endforeach()
 
@@ -22,11 +46,19 @@ foreach(test ${tests})
   target_link_libraries(${name} PRIVATE qevict_engine nlohmann_json::nlohmann_json GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE QEVICT_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60)
+  qevict_discover_tests(${name} scenario)
 endforeach()
 
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/vectors_check.cpp)
   file(GLOB vector_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/vectors_*.cpp)
   add_executable(vectors_check ${vector_sources})
   target_link_libraries(vectors_check PRIVATE qevict_engine nlohmann_json::nlohmann_json)
+endif()
+
+if(Python3_FOUND)
+  foreach(check layers size)
+    add_test(NAME tools.check_${check}
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_${check}.py)
+    set_tests_properties(tools.check_${check} PROPERTIES LABELS unit)
+  endforeach()
 endif()

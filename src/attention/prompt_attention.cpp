@@ -1,0 +1,226 @@
+// TieredAttention's prompt mode: RoPE and storing of a block's K and V, causal attention of its
+// queries over the compressed prefix and the layer's rows, and the column masses.
+#include <algorithm>
+#include <cmath>
+
+#include "attention/tiered_attention.h"
+
+namespace qevict {
+namespace {
+
+// Rounds a rotated row to fp16; false when a value does not fit (NaN, infinity, overflow).
+bool round_row(const float* x, int n, fp16_t* out) noexcept {
+  unsigned worst = 0;
+  for (int i = 0; i < n; ++i) {
+    out[i] = fp32_to_fp16(x[i]);
+    worst = std::max(worst, static_cast<unsigned>(out[i] & 0x7fffU));
+  }
+  return worst < 0x7c00U;
+}
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+void TieredAttention::begin_prompt(int n_new, int max_block) {
+  const Geometry& g = geometry_;
+  const int pairs = g.head_dim / 2;
+  in_prompt_ = true;
+  n_new_ = n_new;
+  max_block_ = std::min(max_block, n_new);
+  first_position_ = cache_.n_tokens();
+  const RecentStore& recent = cache_.layer(0).recent();
+  n_prefix_rows_ = recent.n_tokens();
+  n_rows_capacity_ = n_prefix_rows_ + n_new;
+  n_sink_rows_ = std::min(cache_.config().n_sink, first_position_ + n_new);
+  region_begin_ = std::max(cache_.layer(0).local_begin(), cache_.config().n_sink);
+
+  cos_.resize(static_cast<std::size_t>(n_new) * pairs);
+  sin_.resize(cos_.size());
+  for (int t = 0; t < n_new; ++t) {
+    rope_angles(cache_.rope(), first_position_ + t, &cos_[static_cast<std::size_t>(t) * pairs],
+                &sin_[static_cast<std::size_t>(t) * pairs]);
+  }
+  const std::size_t row_items = static_cast<std::size_t>(g.n_kv_heads) * n_rows_capacity_ * g.head_dim;
+  k_rows_.resize_exactly(row_items);
+  v_rows_.resize_exactly(row_items);
+  q_.reserve(static_cast<std::size_t>(max_block_) * g.n_heads * g.head_dim);
+  note_peak();
+}
+
+void TieredAttention::begin_layer(int layer) {
+  const Geometry& g = geometry_;
+  const LayerCache& cache = cache_.layer(layer);
+  for (int h = 0; h < g.n_kv_heads; ++h) {
+    for (int r = 0; r < n_prefix_rows_; ++r) {
+      const std::size_t at = (static_cast<std::size_t>(h) * n_rows_capacity_ + r) * g.head_dim;
+      cache.recent().read(r, h, k_rows_.data() + at, v_rows_.data() + at);
+    }
+  }
+  const int n_full = cache.full().size();
+  const int n_quantized = uses_quantized(cache) ? cache.quantized().size() : 0;
+  const int full_groups = ceil_div(n_full, kLanes);
+  const int quantized_groups = ceil_div(n_quantized, kLanes);
+  const int region_windows = ceil_div(std::max(0, n_rows_capacity_ - n_sink_rows_), g.window);
+
+  prefix_phases_.reserve(static_cast<std::size_t>(quantized_groups) * g.head_dim * kLanes);
+  for (int i = 0; i < quantized_groups; ++i) {
+    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + i * kLanes,
+                           cache.quantized().groups()[i].lanes,
+                           prefix_phases_.data() + static_cast<std::size_t>(i) * g.head_dim * kLanes);
+  }
+  // Kernels may write whole groups of lanes, the region's last one included.
+  mass_stride_ = (full_groups + quantized_groups + ceil_div(region_windows, kLanes)) * kLanes;
+  if (want_mass_) {
+    const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
+    item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
+    mass_full_.assign(n_full, 0.0);
+    mass_quantized_.assign(cache.quantized().size(), 0.0);
+    mass_region_.assign(region_windows, 0.0);
+  }
+  const std::size_t scratch =
+      prefill_scratch_bytes(g, full_groups, quantized_groups, n_rows_capacity_);
+  scratch_stride_ = (scratch + 4095) / 4096 * 4096 + 64;
+  thread_scratch_.reserve(scratch_stride_ * n_threads_);
+  note_peak();
+}
+
+void TieredAttention::set_block(int first, int n) {
+  QE_CHECK(n <= max_block_ && first + n <= n_new_);
+  block_first_ = first;
+  block_tokens_ = n;
+  for (int i = 0; i < cache_.n_layers(); ++i) {
+    progress_[i].claimed.store(0, std::memory_order_relaxed);
+    progress_[i].finished.store(0, std::memory_order_relaxed);
+  }
+}
+
+void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
+  const Geometry& g = geometry_;
+  const int d = g.head_dim;
+  const int pairs = d / 2;
+  alignas(64) float row[1024];
+  bool finite = true;
+  for (int t = ith; t < qkv.n_tokens; t += nth) {
+    const std::size_t angle = static_cast<std::size_t>(block_first_ + t) * pairs;
+    float* q = q_.data() + static_cast<std::size_t>(t) * g.n_heads * d;
+    const float* q_in = qkv.q + static_cast<std::size_t>(t) * g.n_heads * d;
+    std::copy_n(q_in, g.n_heads * d, q);
+    for (int h = 0; h < g.n_heads; ++h) {
+      rope_rotate(cache_.rope(), &cos_[angle], &sin_[angle], 1.0F, q + h * d);
+    }
+    const int r = n_prefix_rows_ + block_first_ + t;
+    for (int h = 0; h < g.n_kv_heads; ++h) {
+      const std::size_t in = (static_cast<std::size_t>(t) * g.n_kv_heads + h) * d;
+      const std::size_t at = (static_cast<std::size_t>(h) * n_rows_capacity_ + r) * d;
+      std::copy_n(qkv.k + in, d, row);
+      rope_rotate(cache_.rope(), &cos_[angle], &sin_[angle], 1.0F, row);
+      finite &= round_row(row, d, k_rows_.data() + at);
+      finite &= round_row(qkv.v + in, d, v_rows_.data() + at);
+    }
+  }
+  int none = -1;
+  if (!finite) nonfinite_layer_.compare_exchange_strong(none, layer);
+}
+
+void TieredAttention::attend_prompt(int layer, float* out, int ith) noexcept {
+  const int tiles = ceil_div(block_tokens_, kPrefillTile);
+  const int items = geometry_.n_kv_heads * tiles;
+  Progress& progress = progress_[layer];
+  // Last tiles first: they see the most keys, and the short ones then fill the gaps.
+  for (int i = progress.claimed.fetch_add(1); i < items; i = progress.claimed.fetch_add(1)) {
+    run_prompt_item(layer, items - 1 - i, out, ith);
+    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == items - 1 && want_mass_) {
+      sum_prompt_mass(layer);
+    }
+  }
+}
+
+void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) noexcept {
+  const Geometry& g = geometry_;
+  const LayerCache& cache = cache_.layer(layer);
+  const int kv_head = item % g.n_kv_heads;
+  const int tile = item / g.n_kv_heads;
+  const std::size_t rows = static_cast<std::size_t>(kv_head) * n_rows_capacity_ * g.head_dim;
+  PrefillParams p;
+  p.geometry = &geometry_;
+  p.kv_head = kv_head;
+  p.q = q_.data();
+  p.out = out;
+  p.scale = scale_;
+  p.q_begin = tile * kPrefillTile;
+  p.q_end = std::min(p.q_begin + kPrefillTile, block_tokens_);
+  p.q_row0 = n_prefix_rows_ + block_first_;
+  p.k_rows = k_rows_.data() + rows;
+  p.v_rows = v_rows_.data() + rows;
+  p.n_sink_rows = n_sink_rows_;
+  p.full = cache.full().groups().data();
+  p.n_full = static_cast<int>(cache.full().groups().size());
+  if (uses_quantized(cache)) {
+    p.quantized = cache.quantized().groups().data();
+    p.n_quantized = static_cast<int>(cache.quantized().groups().size());
+    p.phases = prefix_phases_.data();
+  }
+  p.rope = &cache_.rope();
+  p.power = power_;
+  if (want_mass_) {
+    p.mass = item_mass_.data() + static_cast<std::size_t>(item) * g.group_size() * mass_stride_;
+    p.mass_stride = mass_stride_;
+  }
+  p.scratch = thread_scratch_.data() + scratch_stride_ * ith;
+  kernels_.prefill_tile(p);
+}
+
+// Adds the items' column sums in item order: the same bits whoever computed them.
+void TieredAttention::sum_prompt_mass(int layer) noexcept {
+  const Geometry& g = geometry_;
+  const LayerCache& cache = cache_.layer(layer);
+  const int tiles = ceil_div(block_tokens_, kPrefillTile);
+  const int n_full = static_cast<int>(cache.full().groups().size()) * kLanes;
+  const int n_quantized =
+      uses_quantized(cache) ? static_cast<int>(cache.quantized().groups().size()) * kLanes : 0;
+  const double mean = 1.0 / g.n_heads;
+  for (int item = 0; item < g.n_kv_heads * tiles; ++item) {
+    const int q_end = std::min((item / g.n_kv_heads + 1) * kPrefillTile, block_tokens_);
+    const int rows = n_prefix_rows_ + block_first_ + q_end - n_sink_rows_;
+    const int region = rows > 0 ? ceil_div(rows, g.window) : 0;
+    for (int h = 0; h < g.group_size(); ++h) {
+      const float* mass =
+          item_mass_.data() +
+          (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
+      for (std::size_t w = 0; w < mass_full_.size(); ++w) mass_full_[w] += mean * mass[w];
+      if (n_quantized > 0) {
+        for (std::size_t w = 0; w < mass_quantized_.size(); ++w) {
+          mass_quantized_[w] += mean * mass[n_full + w];
+        }
+      }
+      const float* region_mass = mass + n_full + n_quantized;
+      for (int w = 0; w < region; ++w) mass_region_[w] += mean * region_mass[w];
+    }
+  }
+}
+
+void TieredAttention::finish_layer(int layer) {
+  PromptRows rows;
+  rows.k = k_rows_.data();
+  rows.v = v_rows_.data();
+  rows.capacity = n_rows_capacity_;
+  rows.n_rows = n_rows_capacity_;
+  rows.n_sink_rows = n_sink_rows_;
+  rows.region_begin = region_begin_;
+  cache_.finish_prompt_layer(layer, rows, {mass_full_, mass_quantized_, mass_region_});
+}
+
+void TieredAttention::end_prompt() {
+  in_prompt_ = false;
+  cos_ = {};
+  sin_ = {};
+  k_rows_.release();
+  v_rows_.release();
+  q_.release();
+  prefix_phases_.release();
+  item_mass_.release();
+  thread_scratch_.release();
+}
+
+}  // namespace qevict

@@ -1,0 +1,215 @@
+// TieredAttention's decode mode: one token over recent, Full and Quantized windows.
+#include <algorithm>
+#include <cmath>
+
+#include "attention/tiered_attention.h"
+
+namespace qevict {
+namespace {
+
+// Groups an item walks: 4 x 16 windows keeps the phases of one item and its data in L2.
+constexpr int kItemGroups = 4;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+TieredAttention::StepItems TieredAttention::step_items(int layer) const {
+  const LayerCache& cache = cache_.layer(layer);
+  StepItems items;
+  if (uses_quantized(cache)) {
+    items.quantized = ceil_div(static_cast<int>(cache.quantized().groups().size()), kItemGroups);
+  }
+  items.full = ceil_div(static_cast<int>(cache.full().groups().size()), kItemGroups);
+  items.total = items.quantized + items.full + 1;
+  return items;
+}
+
+void TieredAttention::begin_step() {
+  const Geometry& g = geometry_;
+  rope_angles(cache_.rope(), cache_.n_tokens(), step_cos_.data(), step_sin_.data());
+  int items = 0;
+  std::size_t groups = 0;
+  int capacity = 0;
+  for (int i = 0; i < cache_.n_layers(); ++i) {
+    progress_[i].claimed.store(0, std::memory_order_relaxed);
+    progress_[i].finished.store(0, std::memory_order_relaxed);
+    items = std::max(items, step_items(i).total);
+    const LayerCache& layer = cache_.layer(i);
+    groups = std::max(groups, layer.full().groups().size() + layer.quantized().groups().size());
+    capacity = std::max(capacity, layer.recent().ref().capacity);
+  }
+  const std::size_t heads = g.n_heads;
+  q_.reserve(heads * g.head_dim);
+  q_back_.reserve(heads * g.head_dim * g.window);
+  partial_o_.reserve(items * heads * g.head_dim);
+  partial_m_.reserve(items * heads);
+  partial_l_.reserve(items * heads);
+  if (want_mass_) {
+    window_sum_.reserve(groups * heads * kLanes);
+    group_max_.reserve(groups * heads);
+    token_sum_.reserve(heads * capacity + heads);
+  }
+  scratch_stride_ = static_cast<std::size_t>(kItemGroups) * g.head_dim * kLanes * sizeof(float);
+  thread_scratch_.reserve(scratch_stride_ * n_threads_);
+  note_peak();
+}
+
+void TieredAttention::prepare_step(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
+  const Geometry& g = geometry_;
+  const int d = g.head_dim;
+  const bool back = uses_quantized(cache_.layer(layer));
+  alignas(64) float row[1024];
+  bool finite = true;
+  for (int h = ith; h < g.n_kv_heads; h += nth) {
+    std::copy_n(qkv.k + h * d, d, row);
+    rope_rotate(cache_.rope(), step_cos_.data(), step_sin_.data(), 1.0F, row);
+    for (int c = 0; c < d; ++c) {
+      finite &= std::fabs(row[c]) < 65520.0F && std::fabs(qkv.v[h * d + c]) < 65520.0F;
+    }
+    cache_.append(layer, h, row, qkv.v + h * d);
+    float* q = q_.data() + static_cast<std::size_t>(h) * g.group_size() * d;
+    for (int i = 0; i < g.group_size() * d; ++i) {
+      q[i] = qkv.q[static_cast<std::size_t>(h) * g.group_size() * d + i] * scale_;
+    }
+    for (int i = 0; i < g.group_size(); ++i) {
+      rope_rotate(cache_.rope(), step_cos_.data(), step_sin_.data(), 1.0F, q + i * d);
+    }
+    if (back) {
+      kernels_.rotate_queries_back(
+          g, q, back_cos_.data(), back_sin_.data(),
+          q_back_.data() + static_cast<std::size_t>(h) * g.window * g.group_size() * d);
+    }
+  }
+  int none = -1;
+  if (!finite) nonfinite_layer_.compare_exchange_strong(none, layer);
+}
+
+void TieredAttention::attend_step(int layer, float* out, int ith) noexcept {
+  const StepItems items = step_items(layer);
+  Progress& progress = progress_[layer];
+  for (int i = progress.claimed.fetch_add(1); i < items.total; i = progress.claimed.fetch_add(1)) {
+    run_step_item(layer, i, ith);
+    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == items.total - 1) {
+      finish_step(layer, out);
+    }
+  }
+}
+
+void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
+  const Geometry& g = geometry_;
+  const int gs = g.group_size();
+  const int d = g.head_dim;
+  const LayerCache& cache = cache_.layer(layer);
+  const StepItems items = step_items(layer);
+  const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
+  const int full_groups = static_cast<int>(cache.full().groups().size());
+  const bool quantized = item < items.quantized;
+  const bool full = !quantized && item < items.quantized + items.full;
+  const std::span<const GroupRef> groups =
+      quantized ? cache.quantized().groups() : cache.full().groups();
+  const int begin = (quantized ? item : item - items.quantized) * kItemGroups;
+  const int n = full || quantized ? std::min<int>(kItemGroups, static_cast<int>(groups.size()) - begin) : 0;
+
+  auto* phases = reinterpret_cast<float*>(thread_scratch_.data() + scratch_stride_ * ith);
+  for (int i = 0; quantized && i < n; ++i) {
+    kernels_.window_phases(cache_.phases(),
+                           cache.quantized().ids().data() + (begin + i) * kLanes,
+                           groups[begin + i].lanes, phases + static_cast<std::size_t>(i) * d * kLanes);
+  }
+  for (int h = 0; h < g.n_kv_heads; ++h) {
+    const std::size_t head = static_cast<std::size_t>(h) * gs;
+    const std::size_t at = static_cast<std::size_t>(item) * g.n_heads + head;
+    const SoftmaxState state{partial_o_.data() + at * d, partial_m_.data() + at,
+                             partial_l_.data() + at};
+    softmax_reset(state, gs, d);
+    GroupMass mass;
+    if (want_mass_ && n > 0) {
+      // Sums of the Quantized groups stand before those of the Full groups, per KV head.
+      const std::size_t first =
+          static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
+          (quantized ? begin : quantized_groups + begin);
+      mass = {window_sum_.data() + first * gs * kLanes, group_max_.data() + first * gs, power_};
+    }
+    const float* q = q_.data() + head * d;
+    if (quantized) {
+      kernels_.attend_quantized({&geometry_, h, q_back_.data() + head * g.window * d, phases,
+                                 groups.data() + begin, n, state, mass});
+    } else if (full) {
+      kernels_.attend_full({&geometry_, h, q, groups.data() + begin, n, state, mass});
+    } else {
+      const RecentRef recent = cache.recent().ref();
+      float* sum = want_mass_ ? token_sum_.data() + head * recent.capacity : nullptr;
+      float* max = want_mass_ ? token_sum_.data() +
+                                    static_cast<std::size_t>(g.n_heads) * recent.capacity + head
+                              : nullptr;
+      kernels_.attend_recent({&geometry_, h, q, recent, state, sum, max, power_});
+    }
+  }
+}
+
+void TieredAttention::finish_step(int layer, float* out) noexcept {
+  const Geometry& g = geometry_;
+  const int gs = g.group_size();
+  const int d = g.head_dim;
+  LayerCache& cache = cache_.layer(layer);
+  const StepItems items = step_items(layer);
+  // Merge into item 0, in item order.
+  const SoftmaxState total{partial_o_.data(), partial_m_.data(), partial_l_.data()};
+  for (int i = 1; i < items.total; ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * g.n_heads;
+    softmax_merge(total, {partial_o_.data() + at * d, partial_m_.data() + at, partial_l_.data() + at},
+                  g.n_heads, d);
+  }
+  for (int h = 0; h < g.n_heads; ++h) {
+    const float inverse = 1.0F / total.l[h];
+    for (int c = 0; c < d; ++c) out[h * d + c] = total.o[h * d + c] * inverse;
+  }
+  if (!want_mass_) return;
+
+  const std::span<double> full = cache.full_mass();
+  const std::span<double> quantized = cache.quantized_mass();
+  const std::span<double> local = cache.local_mass();
+  if (decay_ != 1.0F) {
+    for (const std::span<double> masses : {full, quantized, local}) {
+      for (double& m : masses) m *= decay_;
+    }
+  }
+  const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
+  const int full_groups = static_cast<int>(cache.full().groups().size());
+  const float mean = 1.0F / static_cast<float>(g.n_heads);
+  const auto factor = [&](float max, int head) {
+    const float norm = power_ == 1.0F ? total.l[head] : std::pow(total.l[head], power_);
+    return std::exp(power_ * (max - total.m[head])) / norm * mean;
+  };
+  const auto add_groups = [&](int first, int n_groups, std::span<double> masses) {
+    for (int i = 0; i < n_groups; ++i) {
+      float sum[kLanes] = {};
+      for (int h = 0; h < g.n_kv_heads; ++h) {
+        const std::size_t at = static_cast<std::size_t>(h) * (quantized_groups + full_groups) + first + i;
+        for (int j = 0; j < gs; ++j) {
+          const float f = factor(group_max_.data()[at * gs + j], h * gs + j);
+          const float* w = window_sum_.data() + (at * gs + j) * kLanes;
+          for (int lane = 0; lane < kLanes; ++lane) sum[lane] += w[lane] * f;
+        }
+      }
+      const int lanes = std::min(kLanes, static_cast<int>(masses.size()) - i * kLanes);
+      for (int lane = 0; lane < lanes; ++lane) masses[i * kLanes + lane] += sum[lane];
+    }
+  };
+  if (items.quantized > 0) add_groups(0, quantized_groups, quantized);
+  add_groups(quantized_groups, full_groups, full);
+
+  const RecentRef recent = cache.recent().ref();
+  const int sinks = cache.recent().n_sinks();
+  const float* max = token_sum_.data() + static_cast<std::size_t>(g.n_heads) * recent.capacity;
+  for (int h = 0; h < g.n_heads; ++h) {
+    const float f = factor(max[h], h);
+    const float* sum = token_sum_.data() + static_cast<std::size_t>(h) * recent.capacity;
+    for (int t = sinks; t < recent.n_tokens; ++t) {
+      local[(t - sinks) / g.window] += static_cast<double>(sum[t] * f);
+    }
+  }
+}
+
+}  // namespace qevict

@@ -1,0 +1,74 @@
+#include "attention/tiered_attention.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace qevict {
+
+TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int n_threads)
+    : cache_(cache),
+      kernels_(kernels),
+      geometry_(cache.geometry()),
+      n_threads_(n_threads),
+      scale_(1.0F / std::sqrt(static_cast<float>(geometry_.head_dim))),
+      want_mass_(cache.needs().mass),
+      power_(static_cast<float>(cache.needs().mass_power)),
+      decay_(static_cast<float>(cache.needs().mass_decay)),
+      progress_(std::make_unique<Progress[]>(static_cast<std::size_t>(cache.n_layers()))) {
+  const int pairs = geometry_.head_dim / 2;
+  back_cos_.resize(static_cast<std::size_t>(geometry_.window) * pairs);
+  back_sin_.resize(back_cos_.size());
+  for (int j = 0; j < geometry_.window; ++j) {
+    rope_angles(cache.rope(), j, &back_cos_[static_cast<std::size_t>(j) * pairs],
+                &back_sin_[static_cast<std::size_t>(j) * pairs]);
+  }
+  step_cos_.resize(pairs);
+  step_sin_.resize(pairs);
+}
+
+void TieredAttention::prepare(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
+  const auto start = std::chrono::steady_clock::now();
+  if (in_prompt_) {
+    prepare_prompt(layer, qkv, ith, nth);
+  } else {
+    prepare_step(layer, qkv, ith, nth);
+  }
+  if (ith == 0) {
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+}
+
+void TieredAttention::attend(int layer, float* out, int ith, int nth) noexcept {
+  const auto start = std::chrono::steady_clock::now();
+  QE_DCHECK(nth <= n_threads_);
+  if (in_prompt_) {
+    attend_prompt(layer, out, ith);
+  } else {
+    attend_step(layer, out, ith);
+  }
+  if (ith == 0) {
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+}
+
+double TieredAttention::take_seconds() {
+  const double seconds = seconds_;
+  seconds_ = 0.0;
+  return seconds;
+}
+
+bool TieredAttention::uses_quantized(const LayerCache& layer) const {
+  return cache_.config().quantized_accessible && layer.quantized().size() > 0;
+}
+
+std::size_t TieredAttention::workspace_bytes() const {
+  return q_.bytes() + thread_scratch_.bytes() + k_rows_.bytes() + v_rows_.bytes() +
+         prefix_phases_.bytes() + item_mass_.bytes() + q_back_.bytes() + partial_o_.bytes() +
+         partial_m_.bytes() + partial_l_.bytes() + window_sum_.bytes() + group_max_.bytes() +
+         token_sum_.bytes() + (cos_.capacity() + sin_.capacity()) * sizeof(float);
+}
+
+void TieredAttention::note_peak() { workspace_peak_ = std::max(workspace_peak_, workspace_bytes()); }
+
+}  // namespace qevict

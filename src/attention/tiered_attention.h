@@ -1,0 +1,116 @@
+// Attention of one sequence over its KvCache: prompts layer by layer, then token by token.
+//
+// Prompt:  begin_prompt(n) -> per layer: begin_layer, per block: set_block, (model: prepare, attend)
+//          -> finish_layer -> ... -> end_prompt. Only one layer's rows are ever uncompressed.
+// Decode:  begin_step -> (model: prepare, attend for each layer) -> KvCache::end_step.
+//
+// Work is cut into items that do not depend on the number of threads; threads claim items, each item
+// leaves a partial softmax state, and whoever finishes last merges them in item order. So results have
+// the same bits for any number of threads.
+// Thread safety: prepare() and attend() are called by all threads of one pool; the rest by the owner.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention/aligned_buffer.h"
+#include "attention/attention.h"
+#include "kernels/kernels.h"
+#include "kv/kv_cache.h"
+
+namespace qevict {
+
+class TieredAttention final : public Attention {
+ public:
+  TieredAttention(KvCache& cache, const KernelTable& kernels, int n_threads);
+
+  // n_new tokens follow those in the cache; blocks of at most max_block tokens.
+  void begin_prompt(int n_new, int max_block);
+  void begin_layer(int layer);
+  // The next block: tokens first .. first + n - 1 of the prompt.
+  void set_block(int first, int n);
+  // Hands rows and mass to the cache: the layer's routing event.
+  void finish_layer(int layer);
+  // Frees the workspace.
+  void end_prompt();
+
+  // Before KvCache::begin_step()'s token is computed.
+  void begin_step();
+
+  void prepare(int layer, const QkvBlock& qkv, int ith, int nth) noexcept override;
+  void attend(int layer, float* out, int ith, int nth) noexcept override;
+
+  // First layer whose K or V left fp16's finite range since the last call, or -1.
+  int take_nonfinite_layer() { return nonfinite_layer_.exchange(-1); }
+  // Seconds that the first thread spent in prepare and attend since the last call.
+  double take_seconds();
+  // Bytes of the uncompressed layer and scratch now held, and the most that were.
+  std::size_t workspace_bytes() const;
+  std::size_t workspace_peak_bytes() const { return workspace_peak_; }
+
+ private:
+  void prepare_prompt(int layer, const QkvBlock& qkv, int ith, int nth) noexcept;
+  void prepare_step(int layer, const QkvBlock& qkv, int ith, int nth) noexcept;
+  void attend_prompt(int layer, float* out, int ith) noexcept;
+  void attend_step(int layer, float* out, int ith) noexcept;
+  void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
+  void sum_prompt_mass(int layer) noexcept;
+  void run_step_item(int layer, int item, int ith) noexcept;
+  void finish_step(int layer, float* out) noexcept;
+  void note_peak();
+
+  // Items of one decode step in one layer: quantized chunks, then full chunks, then recent.
+  struct StepItems {
+    int quantized = 0, full = 0, total = 0;
+  };
+  StepItems step_items(int layer) const;
+  bool uses_quantized(const LayerCache& layer) const;
+
+  KvCache& cache_;
+  const KernelTable& kernels_;
+  const Geometry geometry_;
+  int n_threads_;
+  float scale_;
+  bool want_mass_;
+  float power_, decay_;
+  std::vector<float> back_cos_, back_sin_;  // [Omega][D/2]: angles of 0 .. Omega-1
+
+  // Shared by both modes: claimed and finished items, one pair a layer.
+  struct alignas(64) Progress {
+    std::atomic<int> claimed{0}, finished{0};
+  };
+  std::unique_ptr<Progress[]> progress_;
+  std::atomic<int> nonfinite_layer_{-1};
+  double seconds_ = 0.0;
+
+  AlignedBuffer<float> q_;         // post-RoPE queries: [block][n_heads][D]
+  AlignedBuffer<std::uint8_t> thread_scratch_;
+  std::size_t scratch_stride_ = 0;  // bytes a thread
+
+  // Prompt mode.
+  bool in_prompt_ = false;
+  int n_new_ = 0, n_prefix_rows_ = 0, n_rows_capacity_ = 0, max_block_ = 0;
+  int block_first_ = 0, block_tokens_ = 0;
+  TokenPos first_position_ = 0, region_begin_ = 0;
+  int n_sink_rows_ = 0;
+  std::vector<float> cos_, sin_;              // [n_new][D/2]
+  AlignedBuffer<fp16_t> k_rows_, v_rows_;      // [H][capacity][D]
+  AlignedBuffer<float> prefix_phases_;         // [quantized groups][D/2][2][kLanes]
+  AlignedBuffer<float> item_mass_;             // [items][group_size][mass windows]
+  std::ptrdiff_t mass_stride_ = 0;
+  std::vector<double> mass_full_, mass_quantized_, mass_region_;
+
+  // Decode mode.
+  std::vector<float> step_cos_, step_sin_;  // [D/2] of the current position
+  AlignedBuffer<float> q_back_;             // [H][Omega][group_size][D]
+  AlignedBuffer<float> partial_o_, partial_m_, partial_l_;  // [items][n_heads][D], [items][n_heads]
+  AlignedBuffer<float> window_sum_;         // [H][groups][group_size][kLanes], quantized then full
+  AlignedBuffer<float> group_max_;          // [H][groups][group_size]
+  AlignedBuffer<float> token_sum_;          // [H][group_size][capacity], then [H][group_size] max
+
+  std::size_t workspace_peak_ = 0;
+};
+
+}  // namespace qevict

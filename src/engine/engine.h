@@ -1,0 +1,107 @@
+// Load a model once, generate with compressed caches: what every frontend uses.
+//
+// Engine::load -> Engine::create_session -> Session::generate (again for the next chat turn).
+// Thread safety: one engine, one thread (its sessions share the thread pool).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/kv_cache.h"
+#include "model/model.h"
+#include "qevict/config.h"
+#include "qevict/result.h"
+#include "qevict/stats.h"
+
+namespace qevict {
+
+struct EngineOptions {
+  std::string model_path;
+  int n_threads = 0;  // 0: all physical cores this process may use
+  bool repack = true;
+  int batch_size = 512;                       // prompt tokens a block
+  int ctx_size = 0;                           // 0: the model's
+  std::function<void(float)> load_progress;   // 0..1
+  const std::atomic<bool>* cancel = nullptr;  // also stops loading
+};
+
+struct TokenLogprob {
+  TokenId id = 0;
+  double logprob = 0.0;
+};
+
+struct GenerateOptions {
+  int n_predict = 256;
+  SamplerOptions sampler;
+  std::vector<std::string> stop;  // text is cut before the first match
+  bool ignore_eos = false;        // bans every end-of-generation token
+  int logprobs = 0;               // K most likely tokens of each distribution, before any ban
+  std::vector<TokenId> forced;    // decode along these instead of sampling
+  std::function<void(const std::string&)> on_text;   // complete UTF-8 pieces, as they come
+  std::function<void(int, int)> prefill_progress;    // layer-blocks done, total
+  // Called with the logits of every distribution drawn from (index 0: after the prompt).
+  std::function<void(int, std::span<const float>)> on_logits;
+  const std::atomic<bool>* cancel = nullptr;
+};
+
+enum class StopReason { Eos, Length, Stop, Interrupted };
+const char* to_string(StopReason reason);
+
+struct GenerateResult {
+  int prompt_tokens = 0;
+  std::vector<TokenId> tokens;  // generated or forced
+  std::string text;             // without special tokens; cut before a stop string
+  StopReason stop_reason = StopReason::Length;
+  std::vector<std::vector<TokenLogprob>> logprobs;
+  Timing timing;
+  CacheStats kv;
+  std::int64_t peak_rss_bytes = 0;
+  std::int64_t rss_before_bytes = 0;         // when generate() was called
+  std::int64_t rss_after_prefill_bytes = 0;  // workspace freed
+  std::vector<std::string> warnings;
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+  // Appends `prompt` and generates. An error or an interruption during the prompt leaves the session
+  // as it was; an interruption while decoding keeps what was generated.
+  virtual Result<GenerateResult> generate(std::span<const TokenId> prompt,
+                                          const GenerateOptions& options) = 0;
+  virtual CacheStats kv_stats() const = 0;
+  // Positions in the cache, and the newest generated token that has not been fed yet (-1: none); it
+  // becomes part of the next prompt.
+  virtual int n_tokens() const = 0;
+  virtual TokenId pending_token() const = 0;
+  virtual void set_trace(KvCache::TraceSink sink) = 0;
+  // For tests and benchmarks: prompt only, then single steps. logits stay valid until the next call.
+  virtual Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
+                                                 const GenerateOptions& options) = 0;
+  virtual Result<std::span<const float>> decode(TokenId token) = 0;
+  virtual const KvCache& cache() const = 0;
+  virtual double attention_seconds() = 0;  // since the last call
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
+  virtual ~Engine() = default;
+  virtual const Model& model() const = 0;
+  const HParams& hparams() const { return model().hparams(); }
+  const Tokenizer& tokenizer() const { return model().tokenizer(); }
+  virtual Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) = 0;
+  virtual int ctx_size() const = 0;
+  virtual int n_threads() const = 0;
+  virtual double load_ms() const = 0;
+};
+
+// Resident set of this process now and at its highest, from the operating system. Bytes.
+std::int64_t resident_set_bytes();
+std::int64_t peak_resident_set_bytes();
+
+}  // namespace qevict

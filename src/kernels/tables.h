@@ -1,0 +1,62 @@
+// How the kernel tables are put together (internal to kernels/).
+//
+// The SIMD files are compiled once per Highway target (foreach_target.h) and each exports one getter
+// of its functions for a given target. dispatch.cpp asks for every target that it offers, once, and
+// makes one KernelTable of the parts.
+//
+// A getter looks like this; Highway 1.0.3 can only dispatch to the chosen target, so the wanted one is
+// chosen for the moment of the call:
+//
+//   namespace HWY_NAMESPACE { const PrefillOps* get_ops() { ... } }   // null where HWY_TARGET has none
+//   HWY_EXPORT(get_ops);
+//   const PrefillOps* prefill_ops_for_target(std::int64_t target) {
+//     hwy::GetChosenTarget().Update(target);
+//     const PrefillOps* ops = HWY_DYNAMIC_DISPATCH(get_ops)();
+//     hwy::GetChosenTarget().DeInit();
+//     return ops != nullptr && ops->target == target ? ops : nullptr;
+//   }
+//
+// Thread safety: the getters change Highway's global choice; only dispatch.cpp calls them, under its
+// lock.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace qevict {
+
+struct AttendOps {
+  std::int64_t target;  // the HWY_TARGET that these functions were compiled for
+  void (*attend_full)(const AttendFullParams&) noexcept;
+  void (*attend_quantized)(const AttendQuantizedParams&) noexcept;
+  void (*attend_recent)(const AttendRecentParams&) noexcept;
+  void (*rotate_queries_back)(const Geometry&, const float* q, const float* cos, const float* sin,
+                              float* q_back) noexcept;
+  void (*window_phases)(const WindowPhases&, const std::int32_t* windows, int lanes,
+                        float* out) noexcept;
+};
+
+struct PrefillOps {
+  void (*prefill_tile)(const PrefillParams&) noexcept;
+  std::int64_t target = 0;  // as above
+};
+
+// attend_simd.cpp, prefill_simd.cpp: the functions for exactly this Highway target (HWY_SSE4,
+// HWY_AVX2, HWY_AVX3); null when the build lacks it. The caller knows that the CPU has it.
+const AttendOps* attend_ops_for_target(std::int64_t hwy_target);
+const PrefillOps* prefill_ops_for_target(std::int64_t hwy_target);
+
+// prefill_reference.cpp.
+void reference_prefill_tile(const PrefillParams& p) noexcept;
+
+// reference.cpp.
+void reference_attend_full(const AttendFullParams& p) noexcept;
+void reference_attend_quantized(const AttendQuantizedParams& p) noexcept;
+void reference_attend_recent(const AttendRecentParams& p) noexcept;
+void reference_rotate_queries_back(const Geometry& g, const float* q, const float* cos,
+                                   const float* sin, float* q_back) noexcept;
+void reference_window_phases(const WindowPhases& phases, const std::int32_t* windows, int lanes,
+                             float* out) noexcept;
+
+}  // namespace qevict
