@@ -13,9 +13,8 @@ function(qevict_discover_tests target label)
   set(slow "*Slow*.*")
   set(model "*RealModel*.*")
   set(heavy "*Heavy*.*")
-  set(common TEST_PREFIX "${target}." DISCOVERY_TIMEOUT 120 DISCOVERY_MODE PRE_TEST)
   string(REGEX REPLACE "_test$" "" prefix ${target})
-  set(common TEST_PREFIX "${prefix}." DISCOVERY_TIMEOUT 120)
+  set(common TEST_PREFIX "${prefix}." DISCOVERY_TIMEOUT 120 DISCOVERY_MODE PRE_TEST)
   gtest_discover_tests(${target} ${common} TEST_FILTER "-${slow}:${model}:${heavy}"
                        TEST_LIST ${target}_TESTS PROPERTIES LABELS ${label})
   gtest_discover_tests(${target} ${common} TEST_FILTER "${slow}"

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -64,6 +65,8 @@ struct GenerateResult {
   std::int64_t rss_before_bytes = 0;         // when generate() was called
   std::int64_t rss_after_prefill_bytes = 0;  // workspace freed
   std::vector<std::string> warnings;
+  // Set when decoding failed after some tokens: what was generated stands, the error is reported.
+  std::optional<Error> failure;
 };
 
 class Session {

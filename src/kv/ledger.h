@@ -16,6 +16,8 @@ class Ledger {
  public:
   void put(WindowId window, std::vector<std::uint8_t> block);
   bool contains(WindowId window) const { return blocks_.contains(window); }
+  // The block's bytes, in place; must be contained.
+  const std::vector<std::uint8_t>& block(WindowId window) const;
   std::vector<std::uint8_t> take(WindowId window);  // removes; must be contained
   void erase(WindowId window);                      // no-op when absent
   std::size_t size() const { return blocks_.size(); }

@@ -1,6 +1,7 @@
 // Which windows stay, in which tier: pure functions (method.md section 5; vectors: routing.json).
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace qevict {
 // Intended tier of each candidate; parallel to the candidates.
 struct RoutingPlan {
   std::vector<Tier> to;  // Full, Quantized or Evicted
+  std::vector<std::int32_t> order;  // scratch of plan_routing
 };
 
 struct RoutingRules {
@@ -19,7 +21,8 @@ struct RoutingRules {
 };
 
 // Full' = top n_full of the candidates by score, Quantized' = top n_quantized of the rest, the others
-// are evicted. Ties: the lower window id wins. NaN scores rank last. Reuses plan.to's storage.
+// are evicted. Ties: the lower window id wins. NaN scores rank last. Reuses the plan's storage, so that
+// a plan used again allocates nothing.
 void plan_routing(std::span<const WindowView> candidates, std::span<const float> scores,
                   const TierQuota& quota, const RoutingRules& rules, RoutingPlan& plan);
 

@@ -40,8 +40,8 @@ class TierSlab {
   std::size_t score_bytes() const;     // mass and key norms
 
   // --- mutation: LayerCache::apply() only ---
-  // Removes the given slots (any order, no duplicates), then grows to `new_size` slots whose records
-  // (ids etc.) are unset; returns the first new slot. One re-lay of the last group at most.
+  // Removes the given slots (any order, no duplicates), then grows by n_added slots whose records and
+  // payload are unset; returns the first new slot. Re-lays at most the old and the new last group.
   SlotId remove_and_grow(std::span<const SlotId> removed, int n_added);
   void set_record(SlotId slot, WindowId id, double mass, float key_norm);
   // Full: rows [H][Omega][D]. Quantized: a QuantBlock's bytes.
@@ -56,6 +56,13 @@ class TierSlab {
     void operator()(std::uint8_t* p) const noexcept;
   };
   using Buffer = std::unique_ptr<std::uint8_t[], Free>;
+
+  Buffer allocate(int lanes) const;  // uninitialised
+  // Copies one window between two groups of this tier; `scratch` holds it in between.
+  void copy_lane(const GroupRef& from, int from_lane, std::uint8_t* to, int to_lanes, int to_lane,
+                 std::vector<fp16_t>& scratch) const;
+  void fill_holes(std::span<const SlotId> removed, int n_kept, std::vector<fp16_t>& scratch);
+  void resize_groups(int n_old, int n_kept, int n_new, std::vector<fp16_t>& scratch);
 
   Geometry geometry_;
   Tier tier_;
