@@ -40,13 +40,13 @@ inline void make_grid(float low, float high, float levels, fp16_t* scale, fp16_t
   if (*scale == 0) *scale = kOne;
 }
 
-// clamp(round_half_even((x - zero) / scale), 0, levels). Clamping first is the same (the bounds are
-// whole) and keeps the value in the range where adding 2^23 rounds half to even.
-inline std::uint32_t code_of(float x, float scale, float zero, float levels) noexcept {
+// clamp(round_half_even((x - zero) / scale), 0, levels), as a float. Clamping first is the same (the
+// bounds are whole) and keeps the value in the range where adding 2^23 rounds half to even.
+inline float code_of(float x, float scale, float zero, float levels) noexcept {
   float y = (x - zero) / scale;
   y = y < 0.0F ? 0.0F : y;
   y = y > levels ? levels : y;
-  return std::bit_cast<std::uint32_t>(y + 0x1p23F) & 0xffU;
+  return (y + 0x1p23F) - 0x1p23F;
 }
 
 float* as_rows(float* scratch, const Geometry& g) noexcept {
@@ -73,22 +73,19 @@ void quantize_keys(const Geometry& g, const float* k, const QuantBlock& out, flo
   widen_all(out.k_scale, dim, scale);
   widen_all(out.k_zero, dim, zero);
 
-  // low and high are done with: they hold the bytes that are being put together, one a channel.
-  auto* bytes = reinterpret_cast<std::uint32_t*>(low);
+  // low is done with: it holds the bytes that are being put together, one a channel.
+  float* bytes = low;
   const int per_byte = 8 / g.quant_bits;
   const int row_bytes = g.window / per_byte;
   for (int b = 0; b < row_bytes; ++b) {
-    std::fill_n(bytes, dim, 0U);
+    std::fill_n(bytes, dim, 0.0F);
     for (int i = 0; i < per_byte; ++i) {
       const float* row = k + static_cast<std::ptrdiff_t>(b * per_byte + i) * dim;
-      const int shift = i * g.quant_bits;
-      for (int d = 0; d < dim; ++d) {
-        bytes[d] |= code_of(row[d], scale[d], zero[d], levels) << shift;
-      }
+      const auto weight = static_cast<float>(1 << (i * g.quant_bits));
+      for (int d = 0; d < dim; ++d) bytes[d] += code_of(row[d], scale[d], zero[d], levels) * weight;
     }
-    for (int d = 0; d < dim; ++d) {
-      out.k_codes[static_cast<std::ptrdiff_t>(d) * row_bytes + b] = static_cast<std::uint8_t>(bytes[d]);
-    }
+    std::uint8_t* out_byte = out.k_codes + b;
+    for (int d = 0; d < dim; ++d) out_byte[d * row_bytes] = static_cast<std::uint8_t>(bytes[d]);
   }
 }
 
@@ -98,7 +95,6 @@ void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
   const int dim = g.head_dim;
   const float levels = static_cast<float>((1 << g.quant_bits) - 1);
   const int per_byte = 8 / g.quant_bits;
-  auto* codes = reinterpret_cast<std::uint32_t*>(work);
   for (int j = 0; j < g.window; ++j) {
     const float* row = v + static_cast<std::ptrdiff_t>(j) * dim;
     float low = row[0];
@@ -110,11 +106,11 @@ void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
     make_grid(low, high, levels, &out.v_scale[j], &out.v_zero[j]);
     const float scale = widen(out.v_scale[j]);
     const float zero = widen(out.v_zero[j]);
-    for (int d = 0; d < dim; ++d) codes[d] = code_of(row[d], scale, zero, levels);
+    for (int d = 0; d < dim; ++d) work[d] = code_of(row[d], scale, zero, levels);
     std::uint8_t* bytes = out.v_codes + static_cast<std::ptrdiff_t>(j) * dim / per_byte;
     for (int b = 0; b < dim / per_byte; ++b) {
-      std::uint32_t byte = 0;
-      for (int i = 0; i < per_byte; ++i) byte |= codes[b * per_byte + i] << (i * g.quant_bits);
+      float byte = 0.0F;
+      for (int i = per_byte - 1; i >= 0; --i) byte = byte * (levels + 1.0F) + work[b * per_byte + i];
       bytes[b] = static_cast<std::uint8_t>(byte);
     }
   }

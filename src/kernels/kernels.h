@@ -25,6 +25,10 @@
 
 namespace qevict {
 
+// Limits of the shapes that the kernels take: scratch is on the stack.
+inline constexpr int kMaxHeadDim = 256;  // a multiple of 4
+inline constexpr int kMaxWindow = 32;    // with a Quantized tier: Omega * bits a multiple of 8
+
 // One group of 1..16 windows (layout.h).
 struct GroupRef {
   const std::uint8_t* data = nullptr;

@@ -27,15 +27,14 @@ void rope_rotate(const RopeSpec& spec, const float* cos, const float* sin, float
                  float* x) noexcept {
   const int pairs = spec.head_dim / 2;
   const bool neox = spec.pairing == RopePairing::Neox;
-  float* first = x;
-  float* second = neox ? x + pairs : x + 1;
-  const int step = neox ? 1 : 2;
   for (int i = 0; i < pairs; ++i) {
-    const float a = first[i * step];
-    const float b = second[i * step];
+    float& first = neox ? x[i] : x[2 * i];
+    float& second = neox ? x[i + pairs] : x[2 * i + 1];
+    const float a = first;
+    const float b = second;
     const float s = sign * sin[i];
-    first[i * step] = a * cos[i] - b * s;
-    second[i * step] = a * s + b * cos[i];
+    first = a * cos[i] - b * s;
+    second = a * s + b * cos[i];
   }
 }
 

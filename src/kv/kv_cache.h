@@ -38,13 +38,21 @@ namespace qevict {
 struct LayerEvent {
   int event = 0, step = 0, layer = 0;  // step counts decode steps since the prompt
   TokenPos n_tokens = 0;
-  std::vector<WindowId> full, quantized, evicted, promoted, demoted, first_demoted, reactivated;
-  std::vector<WindowId> dormant;
+  std::vector<WindowId> full, quantized;  // the tiers' members after the event
+  std::vector<WindowId> evicted;          // by this event
+  std::vector<WindowId> promoted;         // Quantized -> Full
+  std::vector<WindowId> demoted;          // Full -> Quantized, first or again
+  std::vector<WindowId> first_demoted;    // quantised by this event, from Full or from local
+  std::vector<WindowId> reactivated;      // demoted with the codes of an earlier demotion
+  std::vector<WindowId> dormant;          // in the ledger after the event
   TierBytes bytes;
   std::size_t dormant_bytes = 0;
-  std::vector<std::pair<WindowId, float>> scores;  // candidates' scores before the move
+  std::vector<std::pair<WindowId, float>> scores;  // candidates' scores before the move; empty when
+                                                   // nothing had to be ranked (uncompressed)
 };
 
+// Moves of windows, summed over layers. `demotions` are Full -> Quantized; `first_demotions` count every
+// window quantised for the first time, those that come straight from the local zone included.
 struct CacheCounters {
   std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, reactivations = 0,
                evictions = 0;
@@ -68,6 +76,8 @@ struct PromptMass {
   std::span<const double> quantized;  // [quantized().size()]
   std::span<const double> region;     // [windows of the region, the partial last one included]
 };
+
+struct RouteScratch;  // buffers of one routing event (kv/route_scratch.h)
 
 class LayerCache {
  public:
@@ -93,11 +103,32 @@ class LayerCache {
  private:
   friend class KvCache;
   friend class CacheIo;  // save and load (kv/cache_io.h)
-  struct Aged;           // windows that leave the local zone, with their payload's source
 
-  // The only function that moves a window.
-  void apply(const RoutingPlan& plan, std::span<const WindowView> candidates, const Aged& aged,
-             LayerEvent* event);
+  // Windows first .. first + count - 1, which leave the local zone; their payload is in `rows`, or in
+  // the recent store when null.
+  struct Aged {
+    WindowId first = 0;
+    int count = 0;
+    const PromptRows* rows = nullptr;
+  };
+
+  WindowId ranked_windows() const { return (local_begin_ - n_sink_) / geometry_.window; }
+  // Fills scratch.candidates (ascending ids) and scratch.slots. keep_full: windows in Full, which
+  // stay there, are left out.
+  void list_candidates(const Aged& aged, bool keep_full, bool need_key_norm, RouteScratch& scratch);
+  // The only function that moves a window: scratch.candidates[i] goes to scratch.plan.to[i].
+  void apply(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
+  // Parts of apply(), in the order in which they run.
+  void sort_moves(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
+  void fill_quantized(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
+  void fill_full(const Aged& aged, RouteScratch& scratch);
+
+  void load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t* v) const;
+  void add_prompt_mass(const PromptMass& mass, int n_region_windows, int max_windows);
+  // The prompt's rows that stay fp16: sinks and everything from local_begin() to n_tokens - 1.
+  void refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local);
+  void push_row();
+  void clear();
 
   Geometry geometry_;
   const RopeSpec* rope_;
@@ -133,6 +164,8 @@ class KvCache {
   const WindowPhases& phases() const { return phases_; }
 
   // Starts a prompt of n_new tokens after which max_new_tokens may be generated; solves the budget.
+  // Refuses an empty prompt, a context that positions cannot count and a budget that is too small;
+  // then nothing has changed. The steps since the prompt count from 0 again.
   Status begin_prompt(int n_new, int max_new_tokens);
   // The layer's prompt is attended: adds the mass, fills the local zone, runs the layer's event.
   void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass);
@@ -155,13 +188,20 @@ class KvCache {
   std::size_t reserved_bytes() const;  // allocated local rows not in use
   std::size_t backup_bytes() const;    // copies kept while an appended prompt may be rolled back
   std::size_t peak_bytes() const { return peak_bytes_; }
+  // Sums over layers, except `events`: the routing events of the sequence.
   CacheCounters counters() const;
   double routing_seconds() const { return routing_seconds_; }
 
  private:
   friend class CacheIo;
   KvCache() = default;
-  void route_layer(int layer, const PromptRows* rows);
+  // Routes one layer at length n_tokens; `rows`: the prompt's, null in a decode step.
+  void route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event);
+  void finish_event(int layer, TokenPos n_tokens, LayerEvent& event);
+  // True when nothing is compressed now: every ranked window goes to Full.
+  bool keeps_all() const;
+  // Largest local zone until the next event after one at length n_tokens, in tokens.
+  int max_local(const LayerCache& layer, TokenPos n_tokens) const;
 
   Geometry geometry_;
   RopeSpec rope_;
@@ -179,8 +219,9 @@ class KvCache {
   TraceSink trace_;
   std::size_t peak_bytes_ = 0;
   double routing_seconds_ = 0.0;
-  struct Backup;
+  struct Backup;  // what rollback_prompt() needs; present between begin and commit
   std::shared_ptr<Backup> backup_;
+  std::shared_ptr<RouteScratch> scratch_;
 };
 
 }  // namespace qevict

@@ -1,0 +1,285 @@
+#include "kv/kv_cache.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "base/check.h"
+#include "kernels/codec.h"
+#include "kv/route_scratch.h"
+
+namespace qevict {
+namespace {
+
+Status check_shape(const Geometry& g, int n_layers, const RopeSpec& rope) {
+  const auto refuse = [](const std::string& what, long long value, const std::string& todo) {
+    return bad_input(std::to_string(value) + " (" + what + "): " + todo);
+  };
+  if (n_layers < 1) return refuse("layers", n_layers, "a cache needs at least one layer");
+  if (g.n_kv_heads < 1 || g.n_heads < 1 || g.n_heads % g.n_kv_heads != 0) {
+    return refuse("query heads", g.n_heads,
+                  "use a multiple of the " + std::to_string(g.n_kv_heads) + " KV heads");
+  }
+  if (g.head_dim < 4 || g.head_dim % 4 != 0) {
+    return refuse("head_dim", g.head_dim, "use a multiple of 4");
+  }
+  if (rope.head_dim != g.head_dim ||
+      rope.inv_freq.size() != static_cast<std::size_t>(g.head_dim) / 2) {
+    return refuse("rope head_dim", rope.head_dim,
+                  "use the cache's head_dim, " + std::to_string(g.head_dim));
+  }
+  return {};
+}
+
+Status check_quantizer(const Geometry& g) {
+  if (g.window % 4 != 0) {
+    return bad_input(std::to_string(g.window) +
+                     " (window): use a multiple of 4, or quant_share 0 for no Quantized tier");
+  }
+  if (g.head_dim * g.quant_bits % 8 != 0 || g.window * g.quant_bits % 8 != 0) {
+    return bad_input(std::to_string(g.quant_bits) +
+                     " (quant_bits): a row of codes must fill whole bytes; use another window");
+  }
+  return {};
+}
+
+}  // namespace
+
+struct KvCache::Backup {
+  int n_new = 0;
+  bool empty_before = false;
+  BudgetPlan budget;
+  int step = 0;
+  std::vector<std::optional<LayerCache>> layers;  // filled as finish_prompt_layer() overwrites
+};
+
+Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,
+                                                 const RopeSpec& rope, const CacheConfig& config,
+                                                 const PolicySpec& policy) {
+  if (Status ok = config.validate(); !ok) return std::unexpected(ok.error());
+  if (Status ok = check_shape(geometry, n_layers, rope); !ok) return std::unexpected(ok.error());
+  if (geometry.window != config.window || geometry.quant_bits != config.quant_bits) {
+    return bad_input(std::to_string(geometry.window) +
+                     " (window): the geometry must have the configured window and quant_bits");
+  }
+  const bool never = policy.schedule == Schedule::Never;
+  if (!never && config.quant_share > 0.0) {
+    if (Status ok = check_quantizer(geometry); !ok) return std::unexpected(ok.error());
+  }
+  std::unique_ptr<KvCache> cache(new KvCache());
+  cache->geometry_ = geometry;
+  cache->rope_ = rope;
+  cache->config_ = config;
+  cache->policy_ = &policy;
+  cache->scorer_ = policy.make_scorer(config);
+  cache->allocator_ = policy.make_allocator(config);
+  cache->needs_ = cache->scorer_->needs();
+  // apply() reads these by pointer: sized once. The codec's part may be unused.
+  cache->scratch_ = std::make_shared<RouteScratch>();
+  const std::size_t elements =
+      static_cast<std::size_t>(geometry.n_kv_heads) * geometry.window * geometry.head_dim;
+  cache->scratch_->k.resize(elements);
+  cache->scratch_->v.resize(elements);
+  cache->scratch_->block.resize(geometry.quantized_window_bytes());
+  cache->scratch_->floats.resize(quantize_scratch_floats(geometry));
+  cache->layers_.reserve(static_cast<std::size_t>(n_layers));
+  for (int i = 0; i < n_layers; ++i) {
+    cache->layers_.emplace_back(cache->geometry_, cache->rope_, config.n_sink);
+  }
+  return cache;
+}
+
+bool KvCache::keeps_all() const {
+  return budget_.uncompressed || policy_->schedule == Schedule::Never;
+}
+
+int KvCache::max_local(const LayerCache& layer, TokenPos n_tokens) const {
+  const std::int64_t steady = budget_.n_local +
+                              local_remainder(n_tokens, config_.n_sink, budget_.n_local,
+                                              geometry_.window, config_.local_rule);
+  const std::int64_t now = std::max(0, n_tokens - layer.local_begin());
+  return static_cast<int>(std::max(steady, now) + geometry_.window);
+}
+
+Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
+  QE_CHECK(!backup_);
+  if (n_new < 1) return bad_input(std::to_string(n_new) + " (prompt tokens): give at least one");
+  const std::int64_t n_positions = std::int64_t{n_tokens_} + n_new;
+  // Checks the limits of the context also for a policy without a budget.
+  CacheConfig limits = config_;
+  const bool never = policy_->schedule == Schedule::Never;
+  if (never) limits.budget = {KvBudget::Unit::Ratio, 1.0};
+  auto plan = solve_budget(geometry_, n_layers(), limits, n_positions, max_new_tokens);
+  if (!plan) return std::unexpected(plan.error());
+
+  backup_ = std::make_shared<Backup>();
+  backup_->n_new = n_new;
+  backup_->empty_before = n_tokens_ == 0;
+  backup_->budget = budget_;
+  backup_->step = step_;
+  backup_->layers.resize(layers_.size());
+  budget_ = *plan;
+  step_ = 0;
+  const auto windows = static_cast<int>(
+      std::max<std::int64_t>(1, (budget_.context_tokens - config_.n_sink) / geometry_.window + 1));
+  if (windows > phases_.max_windows()) {
+    phases_ = WindowPhases(rope_, config_.n_sink, geometry_.window, windows);
+  }
+  return {};
+}
+
+void KvCache::finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
+  QE_CHECK(backup_ && layer >= 0 && layer < n_layers());
+  LayerCache& cache = layers_[layer];
+  const TokenPos n_tokens = n_tokens_ + backup_->n_new;
+  const int n_region = std::max(0, n_tokens - cache.local_begin_);
+  QE_CHECK(rows.n_sink_rows == std::min(config_.n_sink, n_tokens));
+  QE_CHECK(rows.n_rows == rows.n_sink_rows + n_region && rows.n_rows <= rows.capacity);
+  QE_CHECK(n_region == 0 || rows.region_begin == cache.local_begin_);
+  if (!backup_->empty_before) backup_->layers[layer].emplace(cache);
+
+  const int omega = geometry_.window;
+  const int most_windows = max_local(cache, n_tokens) / omega + 2;
+  cache.add_prompt_mass(mass, (n_region + omega - 1) / omega, most_windows);
+  LayerEvent event;
+  route_layer(layer, n_tokens, &rows, trace_ ? &event : nullptr);
+  cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens));
+  if (trace_) finish_event(layer, n_tokens, event);
+  peak_bytes_ = std::max(peak_bytes_, bytes().total());
+}
+
+void KvCache::commit_prompt() {
+  QE_CHECK(backup_);
+  n_tokens_ += backup_->n_new;
+  ++event_;
+  backup_.reset();
+}
+
+void KvCache::rollback_prompt() {
+  QE_CHECK(backup_);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (backup_->empty_before) {
+      layers_[i].clear();
+    } else if (backup_->layers[i]) {
+      layers_[i] = std::move(*backup_->layers[i]);
+    }
+  }
+  budget_ = backup_->budget;
+  step_ = backup_->step;
+  backup_.reset();
+}
+
+void KvCache::begin_step() {
+  QE_CHECK(!backup_ && n_tokens_ > 0);
+  for (LayerCache& layer : layers_) layer.push_row();
+  ++n_tokens_;
+}
+
+void KvCache::append(int layer, int kv_head, const float* k, const float* v) {
+  RecentStore& recent = layers_[layer].recent_;
+  recent.write(recent.n_tokens() - 1, kv_head, k, v);
+}
+
+void KvCache::end_step() {
+  ++step_;
+  peak_bytes_ = std::max(peak_bytes_, bytes().total());
+  if (step_ % geometry_.window != 0) return;
+  for (int i = 0; i < n_layers(); ++i) {
+    LayerEvent event;
+    route_layer(i, n_tokens_, nullptr, trace_ ? &event : nullptr);
+    if (trace_) finish_event(i, n_tokens_, event);
+  }
+  ++event_;
+}
+
+void KvCache::route_layer(int layer, TokenPos n_tokens, const PromptRows* rows,
+                          LayerEvent* event) {
+  const auto start = std::chrono::steady_clock::now();
+  LayerCache& cache = layers_[layer];
+  RouteScratch& s = *scratch_;
+  // After an append whose n_local grew, windows that are ranked already stay ranked.
+  const std::int64_t evictable = evictable_windows(n_tokens, config_.n_sink, budget_.n_local,
+                                                   geometry_.window, config_.local_rule);
+  LayerCache::Aged aged;
+  aged.first = cache.ranked_windows();
+  aged.count = static_cast<int>(std::max<std::int64_t>(0, evictable - aged.first));
+  aged.rows = rows;
+  if (keeps_all()) {
+    cache.list_candidates(aged, true, needs_.key_norm, s);
+    s.plan.to.assign(s.candidates.size(), Tier::Full);
+    for (std::size_t i = 0; i < s.candidates.size() && !config_.promotion; ++i) {
+      if (s.candidates[i].tier == Tier::Quantized) s.plan.to[i] = Tier::Quantized;
+    }
+  } else {
+    cache.list_candidates(aged, false, needs_.key_norm, s);
+    s.scores.resize(s.candidates.size());
+    scorer_->score({layer, n_layers(), n_tokens, s.candidates}, s.scores);
+    plan_routing(s.candidates, s.scores, allocator_->quota(budget_, layer, n_layers()),
+                 {config_.promotion}, s.plan);
+    if (event != nullptr) {
+      for (std::size_t i = 0; i < s.candidates.size(); ++i) {
+        event->scores.emplace_back(s.candidates[i].id, s.scores[i]);
+      }
+    }
+  }
+  cache.apply(aged, s, event);
+  routing_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void KvCache::finish_event(int layer, TokenPos n_tokens, LayerEvent& event) {
+  const LayerCache& cache = layers_[layer];
+  const auto ascending = [](std::span<const WindowId> ids) {
+    std::vector<WindowId> sorted(ids.begin(), ids.end());
+    std::ranges::sort(sorted);
+    return sorted;
+  };
+  event.event = event_;
+  event.step = step_;
+  event.layer = layer;
+  event.n_tokens = n_tokens;
+  event.full = ascending(cache.full_.ids());
+  event.quantized = ascending(cache.quantized_.ids());
+  event.dormant = cache.ledger_.windows();
+  event.bytes = cache.bytes();
+  event.dormant_bytes = cache.ledger_.block_bytes();
+  trace_(event);
+}
+
+TierBytes KvCache::bytes() const {
+  TierBytes sum;
+  for (const LayerCache& layer : layers_) sum += layer.bytes();
+  return sum;
+}
+
+MetadataBytes KvCache::metadata() const {
+  MetadataBytes sum;
+  for (const LayerCache& layer : layers_) sum += layer.metadata();
+  return sum;
+}
+
+std::size_t KvCache::reserved_bytes() const {
+  std::size_t sum = 0;
+  for (const LayerCache& layer : layers_) sum += layer.recent_.reserved_bytes();
+  return sum;
+}
+
+std::size_t KvCache::backup_bytes() const {
+  std::size_t sum = 0;
+  if (!backup_) return sum;
+  for (const auto& layer : backup_->layers) {
+    if (layer) {
+      sum += layer->bytes().total() + layer->metadata().total() + layer->recent_.reserved_bytes();
+    }
+  }
+  return sum;
+}
+
+CacheCounters KvCache::counters() const {
+  CacheCounters sum;
+  for (const LayerCache& layer : layers_) sum += layer.counters();
+  sum.events = event_;
+  return sum;
+}
+
+}  // namespace qevict
