@@ -25,6 +25,11 @@ function(qevict_discover_tests target label)
                        TEST_LIST ${target}_HEAVY PROPERTIES LABELS heavy)
 endfunction()
 
+# Small random-weight models (tests/gguf_writer.h), for every test that wants one.
+add_library(qevict_test_models STATIC ${CMAKE_CURRENT_SOURCE_DIR}/tests/gguf_writer.cpp)
+target_include_directories(qevict_test_models PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
+target_link_libraries(qevict_test_models PUBLIC qevict_flags llama qevict_ggml)
+
 foreach(layer base kernels kv policies attention model engine cli)
   file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/*_test.cpp)
   if(tests)
@@ -42,7 +47,8 @@ file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
 foreach(test ${tests})
   get_filename_component(name ${test} NAME_WE)
   add_executable(${name} ${test})
-  target_link_libraries(${name} PRIVATE qevict_engine nlohmann_json::nlohmann_json GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE qevict_engine qevict_test_models
+                                        nlohmann_json::nlohmann_json GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE QEVICT_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
   qevict_discover_tests(${name} scenario)

@@ -78,8 +78,7 @@ Result<int> run_child(const std::vector<std::string>& command, const ChildOption
   posix_spawnattr_setpgroup(&attributes, 0);
 
   pid_t pid = 0;
-  const int error =
-      posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), envp.data());
+  const int error = posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error == ENOENT || error == EACCES) return 127;
@@ -93,8 +92,8 @@ Result<int> run_child(const std::vector<std::string>& command, const ChildOption
     const pid_t ended = waitpid(pid, &status, WNOHANG);
     if (ended == pid) return exit_status(status);
     if (ended < 0 && errno != EINTR) {
-      return runtime_error("cannot wait for a program (" + command[0] + "): " +
-                           std::strerror(errno));
+      return runtime_error("cannot wait for a program (" + command[0] +
+                           "): " + std::strerror(errno));
     }
     if (options.cancel != nullptr && options.cancel->load(std::memory_order_relaxed)) {
       end_group(pid);

@@ -20,8 +20,8 @@ struct ChildOptions {
   std::function<void()> on_tick;                                 // about ten times a second
 };
 
-// The exit status; 127 if the program could not be found, 128 + N after signal N. Errors: no process
-// could be created, cancelled (ErrorCode::Interrupted).
+// The exit status; 127 if the program could not be found, 128 + N after signal N. Errors: no
+// process could be created, cancelled (ErrorCode::Interrupted).
 Result<int> run_child(const std::vector<std::string>& command, const ChildOptions& options);
 
 }  // namespace qevict

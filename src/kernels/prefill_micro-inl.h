@@ -30,8 +30,8 @@ constexpr int kSub = kLanes / kN;  // hardware vectors in a logical vector of 16
 
 // kRowBlock query rows by kVecBlock vectors of keys (or of value channels) fill the registers.
 #if HWY_TARGET <= HWY_AVX3
-constexpr int kRowBlock = 6;
-constexpr int kVecBlock = 4;
+constexpr int kRowBlock = 8;
+constexpr int kVecBlock = 2;
 #else
 constexpr int kRowBlock = 6;
 constexpr int kVecBlock = 2;

@@ -36,6 +36,13 @@ struct PrefillPanel {
   std::int32_t valid[kPanelVectors]{};  // lanes of a prefix vector
   bool from_rows() const { return kind == PanelKind::Sinks || kind == PanelKind::Region; }
   int min_row() const { return row[0]; }
+  // Every lane of every prefix vector holds a key.
+  bool all_valid() const {
+    for (int v = 0; v < n_vectors; ++v) {
+      if (valid[v] < kLanes) return false;
+    }
+    return true;
+  }
   int max_row() const { return row[n_vectors - 1] + (kLanes - 1) * lane_stride; }
 };
 

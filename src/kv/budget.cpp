@@ -124,15 +124,6 @@ Result<BudgetPlan> solve_budget(const Geometry& g, int n_layers, const CacheConf
   return plan;
 }
 
-BudgetPlan uncompressed_plan(const Geometry& g, int n_layers, const CacheConfig& config,
-                             std::int64_t context_tokens) {
-  BudgetPlan plan;
-  plan.context_tokens = context_tokens;
-  plan.total_tokens = context_tokens;
-  fill_plan(plan, g, n_layers, config, context_tokens);
-  return plan;
-}
-
 std::int64_t evictable_windows(std::int64_t n, int n_sink, int n_local, int window,
                                LocalRule rule) {
   const std::int64_t history = n - n_sink - n_local;

@@ -39,8 +39,4 @@ std::int64_t evictable_windows(std::int64_t n, int n_sink, int n_local, int wind
 // fall on lengths n + k*window. Floor: 0 .. window-1. Ceil: usually 0 or negative.
 std::int64_t local_remainder(std::int64_t n, int n_sink, int n_local, int window, LocalRule rule);
 
-// The plan of a cache that compresses nothing (Schedule::Never); no budget is applied.
-BudgetPlan uncompressed_plan(const Geometry& g, int n_layers, const CacheConfig& config,
-                             std::int64_t context_tokens);
-
 }  // namespace qevict

@@ -1,0 +1,64 @@
+// The options that commands share: one table, from which --help, the environment variables and the
+// parameters of --policy NAME:key=value follow.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "qevict/config.h"
+#include "qevict/result.h"
+
+namespace qevict::cli {
+
+// One cache option. Flags take no value on the command line and "true" or "false" as a policy's
+// key.
+struct CacheOption {
+  std::string_view key;    // field of CacheConfig
+  std::string_view flag;   // "--sinks"
+  std::string_view value;  // what --help shows; empty: a flag
+  std::string_view help;
+  Status (*set)(CacheConfig& config, const std::string& text);
+};
+std::span<const CacheOption> cache_options();
+
+struct CommonOptions {
+  std::string model;  // path or name; empty: the default model
+  EngineOptions engine;
+  CacheConfig cache;
+  GenerateOptions generate;
+  bool no_repack = false;
+  bool quiet = false;
+  bool json = false;
+
+  // As typed; finish_options() turns them into `cache`.
+  std::string policy_text = "qevict";
+  std::string attention = "fused";
+  std::vector<std::pair<const CacheOption*, std::string>> typed;
+};
+
+// The options keep a reference to `options`.
+void add_model_options(CLI::App& app, CommonOptions& options);
+// skipped: flags that the command defines itself.
+void add_cache_options(CLI::App& app, CommonOptions& options, std::string_view skipped = "");
+void add_policy_option(CLI::App& app, CommonOptions& options);
+void add_sampling_options(CLI::App& app, CommonOptions& options);
+void add_quiet_option(CLI::App& app, CommonOptions& options);
+void add_json_option(CLI::App& app, CommonOptions& options);
+
+// Parses what was typed: the cache options, then the policy with its parameters (which win).
+Status finish_options(CommonOptions& options);
+// "NAME" or "NAME:key=value,..." into config.
+Status apply_policy(const std::string& text, CacheConfig& config);
+
+// Why an option that exists cannot be used yet.
+std::unexpected<Error> not_available(std::string_view what);
+
+// Help texts without the clutter of CLI11's own: for the program and its commands.
+void set_help_style(CLI::App& app);
+
+}  // namespace qevict::cli

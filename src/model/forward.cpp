@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ggml-cpu.h"
+#include "model/graph.h"
+#include "model/loaded_model.h"
+#include "model/model.h"
+
+namespace qevict {
+namespace {
+
+constexpr int kMaxThreads = 256;
+
+struct PoolDeleter {
+  void operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
+};
+using Pool = std::unique_ptr<ggml_threadpool, PoolDeleter>;
+
+class GgmlForward final : public Forward {
+ public:
+  GgmlForward(const LoadedModel& model, Pool pool, int n_threads)
+      : h_(model.hparams()),
+        weights_(model.weights()),
+        n_threads_(n_threads),
+        pool_(std::move(pool)),
+        block_(kNodesPerLayer, pool_.get(), n_threads),
+        head_(kNodesOfHead, pool_.get(), n_threads),
+        decode_(h_.n_layers * kNodesPerLayer + kNodesOfHead, pool_.get(), n_threads),
+        hidden_(static_cast<std::size_t>(h_.n_embd)) {}
+
+  Status embed(std::span<const std::int32_t> tokens, float* hidden) override;
+  Status layer(int layer, float* hidden, int n_tokens, Attention& attention,
+               int last_rows_only) override;
+  Status head(const float* hidden_row, float* logits) override;
+  Status decode(std::int32_t token, Attention& attention, float* logits) override;
+  int n_threads() const override { return n_threads_; }
+  std::size_t workspace_bytes() const override {
+    return block_.workspace_bytes() + head_.workspace_bytes() + decode_.workspace_bytes() +
+           hidden_.size() * sizeof(float);
+  }
+
+ private:
+  Status build_head(float* logits);
+  Status build_decode(float* logits);
+
+  const HParams& h_;
+  const Weights& weights_;
+  int n_threads_;
+  Pool pool_;
+  GraphRunner block_;   // one layer over a block of rows, rebuilt each time
+  GraphRunner head_;
+  GraphRunner decode_;  // built once
+  Attention* attention_ = nullptr;  // of the call in progress
+  SeamCall block_call_;
+  std::vector<SeamCall> decode_calls_;
+  std::vector<float> hidden_;  // the decoded token's row
+  ggml_tensor* head_input_ = nullptr;
+  ggml_tensor* head_logits_ = nullptr;
+  ggml_tensor* decode_logits_ = nullptr;
+};
+
+Status GgmlForward::embed(std::span<const std::int32_t> tokens, float* hidden) {
+  const ggml_tensor* table = weights_.global().token_embd;
+  const ggml_to_float_t to_float = ggml_get_type_traits(table->type)->to_float;
+  for (std::int32_t token : tokens) {
+    if (token < 0 || token >= h_.n_vocab) {
+      return bad_input("token " + std::to_string(token) + " is not in the vocabulary (0 to " +
+                       std::to_string(h_.n_vocab - 1) + "): use the model's own tokenizer");
+    }
+    const char* row = static_cast<const char*>(table->data) + token * table->nb[1];
+    if (table->type == GGML_TYPE_F32) {
+      std::memcpy(hidden, row, sizeof(float) * static_cast<std::size_t>(h_.n_embd));
+    } else {
+      to_float(row, hidden, h_.n_embd);
+    }
+    hidden += h_.n_embd;
+  }
+  return {};
+}
+
+Status GgmlForward::layer(int layer, float* hidden, int n_tokens, Attention& attention,
+                          int last_rows_only) {
+  QE_CHECK(layer >= 0 && layer < h_.n_layers && n_tokens > 0 && last_rows_only <= n_tokens);
+  const int n_rows = last_rows_only > 0 ? last_rows_only : n_tokens;
+  attention_ = &attention;
+  block_call_ = {&attention_, layer, n_tokens};
+  ggml_context* context = block_.begin();
+  ggml_tensor* input = external_rows(context, h_.n_embd, n_tokens, hidden);
+  ggml_tensor* output =
+      add_layer(context, h_, weights_.layer(layer), input, n_rows, &block_call_);
+  // The last operation writes straight over the rows it replaces; nothing reads them any more.
+  output->data = hidden + static_cast<std::size_t>(n_tokens - n_rows) * h_.n_embd;
+  if (Status status = block_.finish(output); !status) return status;
+  return block_.run();
+}
+
+Status GgmlForward::build_head(float* logits) {
+  ggml_context* context = head_.begin();
+  head_input_ = external_rows(context, h_.n_embd, 1, hidden_.data());
+  head_logits_ = add_head(context, h_, weights_.global(), head_input_);
+  head_logits_->data = logits;
+  return head_.finish(head_logits_);
+}
+
+Status GgmlForward::head(const float* hidden_row, float* logits) {
+  if (head_logits_ == nullptr) {
+    if (Status status = build_head(logits); !status) return status;
+  }
+  head_input_->data = const_cast<float*>(hidden_row);  // only read
+  head_logits_->data = logits;
+  return head_.run();
+}
+
+Status GgmlForward::build_decode(float* logits) {
+  decode_calls_.resize(static_cast<std::size_t>(h_.n_layers));
+  ggml_context* context = decode_.begin();
+  ggml_tensor* hidden = external_rows(context, h_.n_embd, 1, hidden_.data());
+  for (int i = 0; i < h_.n_layers; ++i) {
+    SeamCall* call = &decode_calls_[static_cast<std::size_t>(i)];
+    *call = {&attention_, i, 1};
+    hidden = add_layer(context, h_, weights_.layer(i), hidden, 1, call);
+  }
+  ggml_tensor* output = add_head(context, h_, weights_.global(), hidden);
+  output->data = logits;
+  if (Status status = decode_.finish(output); !status) return status;
+  decode_logits_ = output;
+  return {};
+}
+
+Status GgmlForward::decode(std::int32_t token, Attention& attention, float* logits) {
+  if (Status status = embed({&token, 1}, hidden_.data()); !status) return status;
+  attention_ = &attention;
+  if (decode_logits_ == nullptr) {
+    if (Status status = build_decode(logits); !status) return status;
+  }
+  decode_logits_->data = logits;
+  return decode_.run();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int n_threads) {
+  if (n_threads < 1 || n_threads > kMaxThreads) {
+    return bad_input("the number of threads is " + std::to_string(n_threads) + " (limits 1 to " +
+                     std::to_string(kMaxThreads) + "): choose another");
+  }
+  ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+  Pool pool(ggml_threadpool_new(&params));
+  if (!pool) return runtime_error("the threads could not be started: use fewer");
+  // LoadedModel is the only Model there is.
+  return std::make_unique<GgmlForward>(static_cast<const LoadedModel&>(model), std::move(pool),
+                                       n_threads);
+}
+
+}  // namespace qevict

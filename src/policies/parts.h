@@ -1,0 +1,14 @@
+// Parts that policies share. A policy is one file that defines `PolicySpec NAME_policy()` and one line
+// in registry.cpp.
+#pragma once
+
+#include <memory>
+
+#include "kv/policy.h"
+
+namespace qevict {
+
+// Every layer gets the quota that the budget formula gives.
+std::unique_ptr<Allocator> make_uniform_allocator(const CacheConfig& config);
+
+}  // namespace qevict
