@@ -20,7 +20,7 @@ namespace {
 
 using namespace qevict;
 
-constexpr int kGroupsPerCall = 16;  // 2048 tokens
+constexpr int kGroupsPerCall = 64;  // 8192 tokens
 
 Geometry shape(char name, int bits) {
   Geometry g;

@@ -1,16 +1,19 @@
 // Logits of Forward against libllama's on the same file: another implementation of attention, KV
 // cache and RoPE, the same matrices.
 //
-// Tolerances. libllama without flash attention multiplies fp16 keys with queries rounded to fp16 and
-// fp16 values with probabilities rounded to fp16; the reference here keeps both in double. That
-// difference, and no other, is what the bounds on mean KL allow for.
+// Tolerances. libllama without flash attention rounds queries and probabilities to fp16 too, which the
+// reference here does not: fp32 and fp16 weights leave a mean KL of 1e-8 to 5e-6. Quantised weights
+// are multiplied with activations rounded to int8, where a last-bit difference in attention moves
+// whole steps, layer after layer: there libllama's own two attention paths (with and without flash
+// attention) differ by a mean KL of 1e-3 in a model of 24 layers, and that is the yardstick.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <numeric>
+#include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -24,7 +27,9 @@ namespace {
 
 constexpr int kPrompts = 3;
 constexpr int kTokens = 64;
-constexpr int kThreads = 2;
+constexpr int kDecoded = 16;  // of them one by one in the first of two runs
+// One: threads of ggml spin at barriers, which takes forever where other tests run beside this one.
+constexpr int kThreads = 1;
 
 struct LlamaDeleter {
   void operator()(llama_model* m) const { llama_model_free(m); }
@@ -42,12 +47,13 @@ class Libllama {
   }
   bool ok() const { return model_ != nullptr; }
 
-  std::vector<float> logits(std::vector<TokenId> tokens) {
+  std::vector<float> logits(const std::vector<TokenId>& tokens, bool flash) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx = 256;
     params.n_batch = params.n_ubatch = 256;
     params.n_threads = params.n_threads_batch = kThreads;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type =
+        flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = GGML_TYPE_F16;
     std::unique_ptr<llama_context, LlamaDeleter> context(llama_init_from_model(model_.get(), params));
     llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
@@ -75,7 +81,7 @@ class Libllama {
   std::unique_ptr<llama_model, LlamaDeleter> model_;
 };
 
-std::vector<TokenId> prompt(int index, int n_vocab) {
+std::vector<TokenId> random_prompt(int index, int n_vocab) {
   std::vector<TokenId> tokens;
   std::uint32_t state = 12345U + 977U * static_cast<std::uint32_t>(index);
   for (int i = 0; i < kTokens; ++i) {
@@ -83,6 +89,30 @@ std::vector<TokenId> prompt(int index, int n_vocab) {
     tokens.push_back(static_cast<TokenId>((state >> 8) % static_cast<std::uint32_t>(n_vocab)));
   }
   return tokens;
+}
+
+// Text that language models find likely: what they are made for.
+const char* const kTexts[kPrompts] = {
+    "Once upon a time there was a little girl named Lily. She loved to play outside in the park with "
+    "her friends. One day she saw a big red ball near the old tree and wanted to play with it. Her "
+    "mother told her that the ball was not hers, so they went to find the boy who had lost it. He was "
+    "very happy and thanked them both for their kindness.",
+    "The capital of France is Paris, a city on the river Seine. It has been an important centre of "
+    "finance, trade, fashion and science since the seventeenth century. Visitors come to see the "
+    "Eiffel Tower, the Louvre and the cathedral of Notre-Dame, and to walk along the wide streets "
+    "that were built in the nineteenth century for a growing population.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n    for _ in range(n - 1):\n"
+    "        a, b = b, a + b\n    return b\n\nprint([fibonacci(i) for i in range(10)])\n\n# The list "
+    "above starts with zero and one; every number after them is the sum of the two before it.\n"};
+
+std::vector<TokenId> prompt(const Model& model, int index) {
+  auto tokens = model.tokenizer().encode(kTexts[index], true, false);
+  if (tokens && model.hparams().n_vocab != tiny_vocab_size() && tokens->size() >= kTokens) {
+    tokens->resize(kTokens);
+    return *tokens;
+  }
+  const int n_vocab = model.hparams().n_vocab;
+  return random_prompt(index, n_vocab);
 }
 
 // KL(p || q) of the softmax of two rows of logits, in nats.
@@ -102,31 +132,42 @@ double kl_divergence(const float* p, const float* q, int n) {
 
 struct Agreement {
   double mean_kl = 0.0;
-  double max_kl = 0.0;
-  double max_difference = 0.0;
-  int wrong_tokens = 0;  // another first token although libllama's leads by more than 0.1
-  int clear_tokens = 0;
+  double max_difference = 0.0;  // of a logit
+  int n_rows = 0;
+
+  void add(const std::vector<float>& reference, const std::vector<float>& other, int n_vocab) {
+    for (std::size_t at = 0; at < reference.size(); at += n_vocab) {
+      const double kl = kl_divergence(&reference[at], &other[at], n_vocab);
+      mean_kl = (mean_kl * n_rows + kl) / (n_rows + 1);
+      ++n_rows;
+    }
+    for (std::size_t i = 0; i < reference.size(); ++i) {
+      max_difference = std::max<double>(max_difference, std::abs(reference[i] - other[i]));
+    }
+  }
 };
 
-void compare_row(const float* reference, const float* ours, int n, Agreement& total) {
-  std::vector<int> order(static_cast<std::size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + 2, order.end(),
-                    [&](int a, int b) { return reference[a] > reference[b]; });
-  if (reference[order[0]] - reference[order[1]] > 0.1F) {
-    ++total.clear_tokens;
-    total.wrong_tokens += std::max_element(ours, ours + n) - ours != order[0];
-  }
-  const double kl = kl_divergence(reference, ours, n);
-  total.mean_kl += kl;
-  total.max_kl = std::max(total.max_kl, kl);
-  for (int i = 0; i < n; ++i) {
-    total.max_difference = std::max<double>(total.max_difference, std::abs(reference[i] - ours[i]));
-  }
-}
+// Rows whose first token leads by more than `gap` in the reference, and how many of them lose it.
+struct GreedyTokens {
+  int clear = 0;
+  int wrong = 0;
 
-// First half of the prompt through layer() in one block, the rest token by token through decode(); a
-// second pass with the whole prompt as one block.
+  void add(const std::vector<float>& reference, const std::vector<float>& ours, int n_vocab,
+           double gap) {
+    for (std::size_t at = 0; at < reference.size(); at += n_vocab) {
+      const auto row = reference.begin() + static_cast<std::ptrdiff_t>(at);
+      std::vector<float> top(2);
+      std::partial_sort_copy(row, row + n_vocab, top.begin(), top.end(), std::greater<>());
+      if (top[0] - top[1] <= gap) continue;
+      const auto our_row = ours.begin() + static_cast<std::ptrdiff_t>(at);
+      const auto want = std::max_element(row, row + n_vocab) - row;
+      ++clear;
+      wrong += std::max_element(our_row, our_row + n_vocab) - our_row != want;
+    }
+  }
+};
+
+// The first n_block tokens through layer() as one block, the rest one by one through decode().
 Result<std::vector<float>> our_logits(const Model& model, Forward& forward,
                                       const std::vector<TokenId>& tokens, int n_block) {
   const HParams& h = model.hparams();
@@ -149,52 +190,55 @@ Result<std::vector<float>> our_logits(const Model& model, Forward& forward,
   return out;
 }
 
-Agreement compare(const std::string& path, bool repack, int n_block) {
-  Agreement total;
+constexpr double kExactKl = 2e-5;
+constexpr double kExactGap = 0.1;
+
+// Mean KL and greedy tokens against libllama without flash attention. `exact`: the weights are fp32 or
+// fp16, so that the fixed bounds hold.
+void expect_agreement(const std::string& path, bool repack, bool exact) {
   ModelOptions options;
   options.repack = repack;
   auto model = Model::load(path, options);
-  EXPECT_TRUE(model) << model.error().message;
+  ASSERT_TRUE(model) << model.error().message;
   Libllama llama(path, repack);
-  EXPECT_TRUE(llama.ok());
-  if (!model || !llama.ok()) return total;
+  ASSERT_TRUE(llama.ok());
   auto forward = Forward::create(**model, kThreads);
-  EXPECT_TRUE(forward) << forward.error().message;
+  ASSERT_TRUE(forward) << forward.error().message;
   const int n_vocab = (*model)->hparams().n_vocab;
-  int rows = 0;
+  Agreement own;  // libllama with itself
+  Agreement ours[2];
+  GreedyTokens tokens_kept[2];
   for (int p = 0; p < kPrompts; ++p) {
-    const std::vector<TokenId> tokens = prompt(p, n_vocab);
-    const std::vector<float> reference = llama.logits(tokens);
-    const auto ours = our_logits(**model, **forward, tokens, n_block);
-    EXPECT_TRUE(ours) << ours.error().message;
-    EXPECT_EQ(reference.size(), tokens.size() * n_vocab);
-    if (!ours || reference.size() != ours->size()) return total;
-    for (int i = 0; i < kTokens; ++i, ++rows) {
-      const std::size_t at = std::size_t(i) * n_vocab;
-      compare_row(&reference[at], &(*ours)[at], n_vocab, total);
+    const std::vector<TokenId> tokens = prompt(**model, p);
+    const std::vector<float> reference = llama.logits(tokens, false);
+    ASSERT_EQ(reference.size(), tokens.size() * n_vocab);
+    own.add(reference, llama.logits(tokens, true), n_vocab);
+    for (int run = 0; run < 2; ++run) {
+      const int n_block = run == 0 ? kTokens - kDecoded : kTokens;
+      const auto logits = our_logits(**model, **forward, tokens, n_block);
+      ASSERT_TRUE(logits) << logits.error().message;
+      ours[run].add(reference, *logits, n_vocab);
+      const double gap = exact ? kExactGap : std::max(kExactGap, own.max_difference);
+      tokens_kept[run].add(reference, *logits, n_vocab, gap);
     }
   }
-  total.mean_kl /= rows;
-  std::printf("  %s repack=%d block=%d: %s, KL mean %.2e max %.2e, logits %.2e, clear %d of %d\n",
-              std::filesystem::path(path).filename().c_str(), repack, n_block,
-              (*model)->layout_summary().c_str(), total.mean_kl, total.max_kl, total.max_difference,
-              total.clear_tokens, rows);
-  return total;
-}
-
-void expect_agreement(const std::string& path, bool repack, double max_mean_kl) {
-  for (int n_block : {kTokens / 2, kTokens}) {
-    const Agreement result = compare(path, repack, n_block);
-    EXPECT_LT(result.mean_kl, max_mean_kl) << path << " repack " << repack << " block " << n_block;
-    EXPECT_EQ(result.wrong_tokens, 0) << path << " repack " << repack << " block " << n_block;
-    EXPECT_GT(result.clear_tokens, kTokens) << "the comparison says little about " << path;
+  const double bound = exact ? kExactKl : std::max(kExactKl, 1.5 * own.mean_kl);
+  for (int run = 0; run < 2; ++run) {
+    EXPECT_LT(ours[run].mean_kl, bound) << path << " repack " << repack << " run " << run;
+    EXPECT_EQ(tokens_kept[run].wrong, 0) << path << " repack " << repack << " run " << run;
+    EXPECT_GT(tokens_kept[run].clear, kTokens / 2) << "the comparison says little about " << path;
   }
+  std::printf("  %s, %s: mean KL %.1e and %.1e (libllama's flash path %.1e), largest logit difference "
+              "%.1e (%.1e), first tokens kept %d of %d\n",
+              std::filesystem::path(path).filename().c_str(), (*model)->layout_summary().c_str(),
+              ours[0].mean_kl, ours[1].mean_kl, own.mean_kl, ours[1].max_difference,
+              own.max_difference, tokens_kept[1].clear - tokens_kept[1].wrong, tokens_kept[1].clear);
 }
 
 struct Case {
   std::string name;
   TinyModel model;
-  double max_mean_kl;
+  bool exact;
 };
 
 class Libllama_Agreement : public testing::TestWithParam<Case> {};
@@ -203,42 +247,42 @@ TEST_P(Libllama_Agreement, GivesTheSameLogits) {
   const std::filesystem::path path = std::filesystem::temp_directory_path() /
                                      ("qevict_libllama_" + GetParam().name + ".gguf");
   ASSERT_EQ(write_tiny_model(path.string(), GetParam().model), "");
-  for (bool repack : {false, true}) expect_agreement(path.string(), repack, GetParam().max_mean_kl);
+  for (bool repack : {false, true}) expect_agreement(path.string(), repack, GetParam().exact);
   std::filesystem::remove(path);
 }
-
-constexpr double kF32 = 2e-5;
-// int8 activations: a last-bit difference in attention moves whole rounding steps.
-constexpr double kQuantized = 3e-4;
 
 std::vector<Case> cases() {
   std::vector<Case> list;
   TinyModel m;
-  list.push_back({"llama_gqa2", m, kF32});
+  list.push_back({"llama_gqa2", m, true});
   m.n_kv_heads = 4, m.head_dim = 80, m.tied = false;
-  list.push_back({"llama_mha_d80_untied", m, kF32});
+  list.push_back({"llama_mha_d80_untied", m, true});
   m = {};
   m.rope_factors = true, m.rope_base = 500000.0, m.n_kv_heads = 1, m.head_dim = 128;
-  list.push_back({"llama_factors_gqa4_d128", m, kF32});
+  list.push_back({"llama_factors_gqa4_d128", m, true});
   m = {};
   m.rope_scale = 4.0;
-  list.push_back({"llama_linear", m, kF32});
+  list.push_back({"llama_linear", m, true});
   m = {};
   m.arch = "qwen2", m.n_heads = 7, m.n_kv_heads = 1, m.rope_base = 1e6, m.n_ff = 320;
   m.key_bias = 5.0F;
-  list.push_back({"qwen2_gqa7", m, kF32});
+  list.push_back({"qwen2_gqa7", m, true});
   m = {};
   m.arch = "qwen3", m.head_dim = 128, m.n_embd = 320, m.tied = false;
-  list.push_back({"qwen3_d128_wide_heads", m, kF32});
+  list.push_back({"qwen3_d128_wide_heads", m, true});
   for (const char* type : {"f16", "bf16", "q8_0", "q4_0", "q4_K", "q6_K"}) {
     m = {};
     m.type = type;
-    list.push_back({"llama_" + std::string(type), m, kQuantized});
+    const bool exact = m.type == "f16";
+    list.push_back({"llama_" + m.type, m, exact});
     m.arch = "qwen2", m.tied = false;
-    list.push_back({"qwen2_" + std::string(type), m, kQuantized});
+    list.push_back({"qwen2_" + m.type, m, exact});
   }
   return list;
 }
+
+// Tests are shown by name, not by the bytes of their parameter.
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 INSTANTIATE_TEST_SUITE_P(Models, Libllama_Agreement, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
@@ -251,7 +295,7 @@ TEST(Libllama_RealModel, GivesTheSameLogits) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".gguf") continue;
     ++n;
-    for (bool repack : {true, false}) expect_agreement(entry.path().string(), repack, 3e-4);
+    for (bool repack : {true, false}) expect_agreement(entry.path().string(), repack, false);
   }
   if (n == 0) GTEST_SKIP() << "no .gguf file in " << folder;
 }

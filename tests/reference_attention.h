@@ -11,15 +11,19 @@
 
 namespace qevict {
 
-// K (after RoPE) and V are rounded to fp16, nothing else is.
+// What is rounded to fp16: K (after RoPE) and V, as in the cache; with Libllama the queries and the
+// probabilities too, as libllama does without flash attention.
+enum class Rounding { Cache, Libllama };
+
 class ReferenceAttention final : public Attention {
  public:
-  ReferenceAttention(const HParams& h, int capacity)
+  ReferenceAttention(const HParams& h, int capacity, Rounding rounding = Rounding::Cache)
       : h_(h),
         group_(h.n_heads / h.n_kv_heads),
         kv_width_(std::size_t(h.n_kv_heads) * h.head_dim),
         q_width_(std::size_t(h.n_heads) * h.head_dim),
         capacity_(capacity),
+        libllama_(rounding == Rounding::Libllama),
         q_(q_width_ * capacity),
         k_(std::size_t(h.n_layers) * capacity * kv_width_),
         v_(k_.size()),
@@ -34,6 +38,7 @@ class ReferenceAttention final : public Attention {
       for (int head = 0; head < h_.n_heads; ++head) {
         const std::size_t at = std::size_t(t) * q_width_ + std::size_t(head) * h_.head_dim;
         rotate(past_ + t, b.q + at, &q_[at]);
+        for (int d = 0; libllama_ && d < h_.head_dim; ++d) q_[at + d] = rounded(q_[at + d]);
       }
       std::vector<double> key(h_.head_dim);
       for (int head = 0; head < h_.n_kv_heads; ++head) {
@@ -41,7 +46,7 @@ class ReferenceAttention final : public Attention {
         const std::size_t to = row(layer, past_ + t) + std::size_t(head) * h_.head_dim;
         rotate(past_ + t, b.k + at, key.data());
         for (int d = 0; d < h_.head_dim; ++d) {
-          k_[to + d] = rounded(static_cast<float>(key[d]));
+          k_[to + d] = rounded(key[d]);
           v_[to + d] = rounded(b.v[at + d]);
         }
       }
@@ -55,7 +60,9 @@ class ReferenceAttention final : public Attention {
   }
 
  private:
-  static float rounded(float x) { return fp16_to_fp32(fp32_to_fp16(x)); }
+  static float rounded(double x) {
+    return fp16_to_fp32(fp32_to_fp16(static_cast<float>(x)));
+  }
   std::size_t row(int layer, int position) const {
     return (std::size_t(layer) * capacity_ + position) * kv_width_;
   }
@@ -87,10 +94,14 @@ class ReferenceAttention final : public Attention {
     }
     double sum = 0.0;
     for (int j = 0; j < n; ++j) sum += weight[j] = std::exp(weight[j] - top);
+    for (int j = 0; j < n; ++j) {
+      weight[j] /= sum;
+      if (libllama_) weight[j] = rounded(weight[j]);
+    }
     for (int d = 0; d < h_.head_dim; ++d) {
       double x = 0.0;
       for (int j = 0; j < n; ++j) x += weight[j] * v_[row(layer, j) + kv + d];
-      out[at + d] = static_cast<float>(x / sum);
+      out[at + d] = static_cast<float>(x);
     }
   }
 
@@ -99,6 +110,7 @@ class ReferenceAttention final : public Attention {
   std::size_t kv_width_;
   std::size_t q_width_;
   int capacity_;
+  bool libllama_;
   int past_ = 0;
   int n_tokens_ = 0;
   std::vector<double> q_;        // of the block in progress

@@ -67,8 +67,7 @@ Status check_budget(const KvBudget& budget) {
                         "above 0, at most 1, as a fraction of the full fp16 cache");
     case KvBudget::Unit::Bytes:
     case KvBudget::Unit::Tokens:
-      return check_real("kv_budget", budget.value,
-                        budget.value >= 1.0 && budget.value <= kMaxCount,
+      return check_real("kv_budget", budget.value, budget.value >= 1.0 && budget.value <= kMaxCount,
                         "from 1 to 2^53 bytes or tokens");
   }
   return {};

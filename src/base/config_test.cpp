@@ -14,11 +14,16 @@ TEST(KvBudget, ParsesFractionsBytesAndTokens) {
     const char* text;
     Unit unit;
     double value;
-  } cases[] = {{"0.2", Unit::Ratio, 0.2},       {"20%", Unit::Ratio, 0.2},
-               {"1", Unit::Ratio, 1.0},         {"100%", Unit::Ratio, 1.0},
-               {"512MiB", Unit::Bytes, 512.0 * 1048576}, {"64MB", Unit::Bytes, 64e6},
-               {"1.5KiB", Unit::Bytes, 1536.0}, {"7B", Unit::Bytes, 7.0},
-               {"2GB", Unit::Bytes, 2e9},       {"4096tok", Unit::Tokens, 4096.0},
+  } cases[] = {{"0.2", Unit::Ratio, 0.2},
+               {"20%", Unit::Ratio, 0.2},
+               {"1", Unit::Ratio, 1.0},
+               {"100%", Unit::Ratio, 1.0},
+               {"512MiB", Unit::Bytes, 512.0 * 1048576},
+               {"64MB", Unit::Bytes, 64e6},
+               {"1.5KiB", Unit::Bytes, 1536.0},
+               {"7B", Unit::Bytes, 7.0},
+               {"2GB", Unit::Bytes, 2e9},
+               {"4096tok", Unit::Tokens, 4096.0},
                {"12tokens", Unit::Tokens, 12.0}};
   for (const auto& c : cases) {
     const auto parsed = KvBudget::parse(c.text);
@@ -29,8 +34,9 @@ TEST(KvBudget, ParsesFractionsBytesAndTokens) {
 }
 
 TEST(KvBudget, RefusesWhatIsNotABudgetAndNamesTheOption) {
-  for (const char* text : {"", "x", "0", "-0.2", "2", "1.01", "nan", "inf", "infMiB", "0.2 ", " 0.2",
-                           "10%%", "101%", "0%", "5XB", "0tok", "0.5B", "-3tok", "1e300GB", "0x10"}) {
+  for (const char* text :
+       {"",     "x",    "0",    "-0.2", "2",   "1.01", "nan",  "inf",   "infMiB",  "0.2 ",
+        " 0.2", "10%%", "101%", "0%",   "5XB", "0tok", "0.5B", "-3tok", "1e300GB", "0x10"}) {
     const auto parsed = KvBudget::parse(text);
     ASSERT_FALSE(parsed.has_value()) << text;
     EXPECT_EQ(parsed.error().code, ErrorCode::BadInput);
@@ -84,10 +90,9 @@ TEST(CacheConfig, NamesTheOptionThatIsOutOfRange) {
   expect_names(message([](CacheConfig& c) { c.window = 0; }), "window", "0");
   expect_names(message([](CacheConfig& c) { c.quant_bits = 3; }), "quant_bits", "3");
   expect_names(message([](CacheConfig& c) { c.quant_share = 1.5; }), "quant_share", "1.5");
-  expect_names(message([](CacheConfig& c) {
-                 c.quant_share = std::numeric_limits<double>::quiet_NaN();
-               }),
-               "quant_share", "nan");
+  expect_names(
+      message([](CacheConfig& c) { c.quant_share = std::numeric_limits<double>::quiet_NaN(); }),
+      "quant_share", "nan");
   expect_names(message([](CacheConfig& c) { c.local_share = 0.95; }), "local_share", "0.95");
   expect_names(message([](CacheConfig& c) { c.budget.value = 0.0; }), "kv_budget", "0");
   expect_names(message([](CacheConfig& c) { c.policy.clear(); }), "policy", "''");

@@ -22,8 +22,7 @@ TEST(Log, WritesWhatTheLevelAllowsVerbatim) {
   log_info("braces {} are not a format");
   log_debug("hidden");
   set_log_level(LogLevel::Off);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "qevict: info: braces {} are not a format\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "qevict: info: braces {} are not a format\n");
 }
 
 }  // namespace

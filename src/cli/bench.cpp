@@ -216,14 +216,14 @@ void add_kind(CLI::App& parent, Kind kind, int& exit_code) {
           "--depths", args->depths,
           decode ? "tokens in front of the measured ones [0,4096]" : "prompt lengths [512,4096]")
       ->delimiter(',')
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(0, 1 << 30))
+      ->transform(with_suffix())
+      ->check(in_range(0, 1 << 30))
       ->type_name("N,...");
   command->add_option("--policies,--policy", args->policies, "policies to measure [full,qevict]")
       ->delimiter(',')
       ->type_name("NAME,...");
   command->add_option("-n", args->n, decode ? "measured steps [32]" : "repetitions [1]")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(in_range(1, 1 << 20))
       ->type_name("N");
   command->add_flag("--synthetic-cache", args->synthetic_cache, "")->group("");
   command->add_flag("--json", args->common.json, "")->group("");  // JSON lines are all there is

@@ -187,8 +187,8 @@ void add_info_command(CLI::App& app, int& exit_code) {
   command->add_option("-m,--model", args->model, "the same")->type_name("MODEL")->group("");
   command->add_option("-c,--ctx", args->contexts, "context lengths, such as 4K,32K [4K,16K,32K]")
       ->delimiter(',')
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(1, 1 << 30))
+      ->transform(with_suffix())
+      ->check(in_range(1, 1 << 30))
       ->type_name("N,...");
   command->add_option("--kv-budget", args->budgets, "budgets to compare [0.05,0.1,0.2,0.4]")
       ->delimiter(',')

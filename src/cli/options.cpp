@@ -172,19 +172,19 @@ void add_model_options(CLI::App& app, CommonOptions& o) {
       ->envname("QEVICT_MODEL")
       ->group(group);
   app.add_option("-t,--threads", o.engine.n_threads, "threads [cores of this process]")
-      ->check(CLI::Range(0, 4096))
+      ->check(in_range(0, 4096))
       ->type_name("N")
       ->envname("QEVICT_THREADS")
       ->group(group);
   app.add_option("-c,--ctx-size", o.engine.ctx_size,
                  "context in tokens, 32k works too [the model's]")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(0, kMaxInt))
+      ->transform(with_suffix())
+      ->check(in_range(0, kMaxInt))
       ->type_name("N")
       ->envname("QEVICT_CTX_SIZE")
       ->group(group);
   app.add_option("-b,--batch-size", o.engine.batch_size, "prompt tokens computed together [512]")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(in_range(1, 1 << 20))
       ->type_name("N")
       ->envname("QEVICT_BATCH_SIZE")
       ->group(group);
@@ -229,27 +229,27 @@ void add_sampling_options(CLI::App& app, CommonOptions& o) {
   const std::string group = "Generation";
   SamplerOptions& s = o.generate.sampler;
   app.add_option("-n,--n-predict,--predict", o.generate.n_predict, "most tokens to generate [256]")
-      ->check(CLI::Range(1, kMaxInt))
+      ->check(in_range(1, kMaxInt))
       ->type_name("N")
       ->envname("QEVICT_N_PREDICT")
       ->group(group);
   app.add_option("--temp,--temperature", s.temperature, "0: the most likely token, always [0]")
-      ->check(CLI::Range(0.0F, 100.0F))
+      ->check(in_range(0.0F, 100.0F))
       ->type_name("T")
       ->envname("QEVICT_TEMP")
       ->group(group);
   app.add_option("--top-k", s.top_k, "sample from the K most likely; 0: from all [40]")
-      ->check(CLI::Range(0, kMaxInt))
+      ->check(in_range(0, kMaxInt))
       ->type_name("K")
       ->envname("QEVICT_TOP_K")
       ->group(group);
   app.add_option("--top-p", s.top_p, "sample from the most likely that add up to P [0.95]")
-      ->check(CLI::Range(0.0F, 1.0F))
+      ->check(in_range(0.0F, 1.0F))
       ->type_name("P")
       ->envname("QEVICT_TOP_P")
       ->group(group);
   app.add_option("--min-p", s.min_p, "drop what is less likely than P times the best [0.05]")
-      ->check(CLI::Range(0.0F, 1.0F))
+      ->check(in_range(0.0F, 1.0F))
       ->type_name("P")
       ->envname("QEVICT_MIN_P")
       ->group(group);
@@ -312,6 +312,8 @@ std::unexpected<Error> not_available(std::string_view what) {
   return bad_input(
       fmt::format("{} is not available in this version (command line): leave it out", what));
 }
+
+CLI::Validator with_suffix() { return CLI::AsSizeValue(false).description(""); }
 
 void set_help_style(CLI::App& app) { app.formatter(std::make_shared<HelpFormatter>()); }
 

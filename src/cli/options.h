@@ -58,6 +58,13 @@ Status apply_policy(const std::string& text, CacheConfig& config);
 // Why an option that exists cannot be used yet.
 std::unexpected<Error> not_available(std::string_view what);
 
+// Checks without CLI11's notes in the help: a number from low to high, "32k" as 32768.
+template <typename T>
+CLI::Validator in_range(T low, T high) {
+  return CLI::Range(low, high).description("");
+}
+CLI::Validator with_suffix();
+
 // Help texts without the clutter of CLI11's own: for the program and its commands.
 void set_help_style(CLI::App& app);
 

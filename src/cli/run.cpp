@@ -217,7 +217,7 @@ void add_output_options(CLI::App& app, RunArgs& args) {
       ->group("Generation");
   app.add_option("--logprobs", args.common.generate.logprobs,
                  "also give the K most likely tokens of every step (--json)")
-      ->check(CLI::Range(0, 1 << 20))
+      ->check(in_range(0, 1 << 20))
       ->type_name("K")
       ->group(group);
   app.add_option("--trace", args.trace, "write what every routing event did, a JSON line a layer")

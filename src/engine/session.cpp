@@ -279,9 +279,8 @@ void SessionImpl::decode_loop(const GenerateOptions& options, int n_predict, Gen
   if (steps > 0) result.timing.attention_ms_per_token = 1000.0 * attention_.take_seconds() / steps;
   const std::int64_t events = cache_->counters().events - events_before;
   if (events > 0) {
-    // Counters count layers' events; an event of the cache is one of all layers.
-    result.timing.routing_ms_per_event = 1000.0 * (cache_->routing_seconds() - routing_before) /
-                                         static_cast<double>(events) * cache_->n_layers();
+    result.timing.routing_ms_per_event =
+        1000.0 * (cache_->routing_seconds() - routing_before) / static_cast<double>(events);
   }
 }
 

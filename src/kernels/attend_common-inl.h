@@ -42,8 +42,7 @@ HWY_INLINE void pack_queries(const float* q, int n_heads, int dim, float* packed
 }
 
 // Scores of kBlocks blocks of keys: element (block b, channel c, lane n) at k[b * stride_b +
-// c * stride_c + n]. q: packed. Where the keys of one channel are read, those `ahead` bytes further
-// on are fetched.
+// c * stride_c + n]. q: packed. Meanwhile as many bytes are fetched `ahead` of k.
 template <int H, int kBlocks>
 HWY_INLINE void score_blocks(const fp16_t* k, std::ptrdiff_t stride_b, std::ptrdiff_t stride_c,
                              int dim, const float* HWY_RESTRICT q, std::ptrdiff_t ahead,
@@ -55,14 +54,17 @@ HWY_INLINE void score_blocks(const fp16_t* k, std::ptrdiff_t stride_b, std::ptrd
       for (int h = 0; h < H; ++h) sum[b][h] = hn::Zero(d);
     }
     const fp16_t* row = k + part;
-    const float* qc = q;
-    for (int c = 0; c < dim; ++c, row += stride_c, qc += H) {
+    Separate<kBlocks> qc(q);
+    for (int c = 0; c < dim; ++c, row += stride_c, qc.advance(H)) {
       Vec<LaneTag> key[kBlocks];
       for (int b = 0; b < kBlocks; ++b) key[b] = load_f16(d, row + b * stride_b);
-      for (int b = 0; b < kBlocks; b += 2) prefetch(row + b * stride_b, ahead);
+      for (int b = 0; b < kBlocks; b += 2) {
+        prefetch(k + (std::ptrdiff_t{c} * kBlocks + b) * kLanes, ahead);
+      }
       for (int h = 0; h < H; ++h) {
-        const auto factor = hn::Set(d, qc[h]);
-        for (int b = 0; b < kBlocks; ++b) sum[b][h] = hn::MulAdd(key[b], factor, sum[b][h]);
+        for (int b = 0; b < kBlocks; ++b) {
+          sum[b][h] = hn::MulAdd(key[b], hn::Set(d, qc.at[b][h]), sum[b][h]);
+        }
       }
     }
     for (int b = 0; b < kBlocks; ++b) {
@@ -108,42 +110,61 @@ HWY_INLINE void powered_sums(const float* s, int n_blocks, float m, float power,
   }
 }
 
-// Scores -> exp(s - m) in place, m and l brought up to date. shrink [H]: what o has to be multiplied
-// by. The group's reference maximum for the masses is the new m.
+// m [H] is raised to the group's largest scores. shrink [kLanes]: what o and l have to be multiplied
+// by. The heads are independent of each other until here, so that their latencies overlap.
+template <int H>
+HWY_INLINE void raise_maxima(const float* HWY_RESTRICT s, int n_blocks, float* HWY_RESTRICT m,
+                             float* HWY_RESTRICT shrink) {
+  const LaneTag d;
+  HWY_ALIGN float before[kLanes] = {};
+  HWY_ALIGN float after[kLanes] = {};
+  for (int h = 0; h < H; ++h) {
+    auto highest = hn::Load(d, s + h * kLanes);
+    for (int b = 0; b < n_blocks; ++b) {
+      for (int part = 0; part < kLanes; part += kLaneVec) {
+        highest = hn::Max(highest, hn::Load(d, s + (b * H + h) * kLanes + part));
+      }
+    }
+    before[h] = m[h];
+    after[h] = HWY_MAX(m[h], hn::GetLane(hn::MaxOfLanes(d, highest)));
+    m[h] = after[h];
+  }
+  for (int part = 0; part < kLanes; part += kLaneVec) {
+    const auto fall = hn::Sub(hn::Load(d, before + part), hn::Load(d, after + part));
+    hn::Store(exp_nonpositive(d, fall), d, shrink + part);
+  }
+}
+
+// Scores -> exp(s - m) in place; m and l are brought up to date. shrink [kLanes]: what o has to be
+// multiplied by. The group's reference maximum for the masses is the new m.
 template <int H>
 HWY_INLINE void softmax_group(float* HWY_RESTRICT s, int n_blocks, const HeadState& state,
                               const HeadMass& mass, float* HWY_RESTRICT shrink) {
   const LaneTag d;
-  constexpr int kParts = kLanes / kLaneVec;
+  static_assert(H <= kLanes);
+  raise_maxima<H>(s, n_blocks, state.m, shrink);
+  const bool plain = mass.power == 1.0F;
   for (int h = 0; h < H; ++h) {
     float* head = s + h * kLanes;
-    auto highest = hn::Load(d, head);
-    for (int b = 0; b < n_blocks; ++b) {
-      for (int i = 0; i < kParts; ++i) {
-        highest = hn::Max(highest, hn::Load(d, head + b * H * kLanes + i * kLaneVec));
-      }
-    }
-    const float group_max = hn::GetLane(hn::MaxOfLanes(d, highest));
-    const float m = group_max > state.m[h] ? group_max : state.m[h];
     float* window_sum = mass.window_sum != nullptr ? mass.window_sum + h * mass.sum_stride : nullptr;
-    const bool plain = mass.power == 1.0F;
-    if (window_sum != nullptr && !plain) powered_sums<H>(head, n_blocks, m, mass.power, window_sum);
+    if (window_sum != nullptr && !plain) {
+      powered_sums<H>(head, n_blocks, state.m[h], mass.power, window_sum);
+    }
+    if (mass.group_max != nullptr) mass.group_max[h] = state.m[h];
+    const auto m = hn::Set(d, state.m[h]);
     auto total = hn::Zero(d);
-    for (int i = 0; i < kParts; ++i) {
+    for (int part = 0; part < kLanes; part += kLaneVec) {
       auto sum = hn::Zero(d);
       for (int b = 0; b < n_blocks; ++b) {
-        float* at = head + b * H * kLanes + i * kLaneVec;
-        const auto p = exp_nonpositive(d, hn::Sub(hn::Load(d, at), hn::Set(d, m)));
+        float* at = head + b * H * kLanes + part;
+        const auto p = exp_nonpositive(d, hn::Sub(hn::Load(d, at), m));
         hn::Store(p, d, at);
         sum = hn::Add(sum, p);
       }
-      if (window_sum != nullptr && plain) hn::StoreU(sum, d, window_sum + i * kLaneVec);
+      if (window_sum != nullptr && plain) hn::StoreU(sum, d, window_sum + part);
       total = hn::Add(total, sum);
     }
-    shrink[h] = exp_scalar(d, state.m[h] - m);
     state.l[h] = state.l[h] * shrink[h] + hn::GetLane(hn::SumOfLanes(d, total));
-    state.m[h] = m;
-    if (mass.group_max != nullptr) mass.group_max[h] = m;
   }
 }
 
@@ -171,14 +192,15 @@ HWY_INLINE void add_values(D d, const fp16_t* v, const TokenWalk& walk, std::ptr
   const std::ptrdiff_t p_inner = walk.lanes_outer ? H * kLanes : 1;
   for (int a = 0; a < walk.n_outer; ++a) {
     const fp16_t* row = v + a * walk.v_outer;
-    const float* pt = p + a * p_outer;
-    for (int b = 0; b < walk.n_inner; ++b, row += walk.v_inner, pt += p_inner) {
+    Separate<kVecs> pt(p + a * p_outer);
+    for (int b = 0; b < walk.n_inner; ++b, row += walk.v_inner, pt.advance(p_inner)) {
       Vec<D> value[kVecs];
       for (int i = 0; i < kVecs; ++i) value[i] = load_f16(d, row + i * kWidth);
       prefetch(row, ahead);
       for (int h = 0; h < H; ++h) {
-        const auto weight = hn::Set(d, pt[h * kLanes]);
-        for (int i = 0; i < kVecs; ++i) sum[h][i] = hn::MulAdd(value[i], weight, sum[h][i]);
+        for (int i = 0; i < kVecs; ++i) {
+          sum[h][i] = hn::MulAdd(value[i], hn::Set(d, pt.at[i][h * kLanes]), sum[h][i]);
+        }
       }
     }
   }

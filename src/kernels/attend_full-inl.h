@@ -32,7 +32,7 @@ struct Fp16Work {
   template <int H>
   void run() const {
     HWY_ALIGN float s[kMaxWindow * H * kLanes];
-    float shrink[H];
+    HWY_ALIGN float shrink[kLanes];
     score_all<H>(k, n_blocks, stride_b, stride_c, dim, q, ahead, s);
     if (lanes < kLanes) mask_lanes<H>(n_blocks, lanes, s);
     if (score_out != nullptr) copy_scores<H>(s);

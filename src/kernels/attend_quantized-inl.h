@@ -6,138 +6,12 @@
 #define QEVICT_KERNELS_ATTEND_QUANTIZED_INL_H_
 #endif
 
-#include <cstring>
-
 #include "kernels/quant_scores-inl.h"
+#include "kernels/quant_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
-
-// One row of a value grid, widened; lanes that do not exist become 0. The row may be the last of the
-// allocation.
-HWY_INLINE void load_grid_row(const fp16_t* row, int lanes, float* HWY_RESTRICT out) {
-  const LaneTag d;
-  HWY_ALIGN fp16_t padded[kLanes];
-  if (lanes < kLanes) {
-    std::memset(padded, 0, sizeof(padded));
-    std::memcpy(padded, row, sizeof(fp16_t) * lanes);
-    row = padded;
-  }
-  for (int part = 0; part < kLanes; part += kLaneVec) {
-    hn::Store(load_f16(d, row + part), d, out + part);
-  }
-}
-
-// p -> p * scale in place; offset [H]: sum of p * zero, which every channel of o gets.
-template <int H>
-HWY_INLINE void fold_value_grid(const QuantHead& head, int window, float* HWY_RESTRICT p,
-                                float* HWY_RESTRICT offset) {
-  const LaneTag d;
-  HWY_ALIGN float scale[kLanes];
-  HWY_ALIGN float zero[kLanes];
-  HWY_ALIGN float sums[H * kLaneVec] = {};
-  for (int j = 0; j < window; ++j) {
-    load_grid_row(head.v_scale + std::ptrdiff_t{j} * head.lanes, head.lanes, scale);
-    load_grid_row(head.v_zero + std::ptrdiff_t{j} * head.lanes, head.lanes, zero);
-    for (int h = 0; h < H; ++h) {
-      float* row = p + (std::ptrdiff_t{j} * H + h) * kLanes;
-      auto sum = hn::Load(d, sums + h * kLaneVec);
-      for (int part = 0; part < kLanes; part += kLaneVec) {
-        const auto weight = hn::Load(d, row + part);
-        sum = hn::MulAdd(weight, hn::Load(d, zero + part), sum);
-        hn::Store(hn::Mul(weight, hn::Load(d, scale + part)), d, row + part);
-      }
-      hn::Store(sum, d, sums + h * kLaneVec);
-    }
-  }
-  for (int h = 0; h < H; ++h) {
-    offset[h] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, sums + h * kLaneVec)));
-  }
-}
-
-// Where the codes of one vector of bytes stand: kPerByte vectors of channels come out of them.
-struct CodeWalk {
-  const std::uint8_t* codes;
-  std::ptrdiff_t row_bytes;
-  int lanes, window;
-};
-
-// Adds the tokens of a group to kPairs * 2 vectors of o; kUpper: those of the bytes' upper halves.
-template <int H, int kBits, int kPairs, bool kUpper, class D>
-HWY_INLINE void add_codes(D d, const CodeWalk& walk, const float* HWY_RESTRICT p,
-                          const float* shrink, const float* offset, float* o,
-                          std::ptrdiff_t o_stride) {
-  constexpr int kWidth = static_cast<int>(hn::MaxLanes(D()));
-  constexpr int kVecs = 2 * kPairs;
-  Vec<D> sum[H][kVecs];
-  for (int h = 0; h < H; ++h) {
-    for (int i = 0; i < kVecs; ++i) {
-      sum[h][i] = hn::MulAdd(hn::LoadU(d, o + h * o_stride + i * kWidth), hn::Set(d, shrink[h]),
-                             hn::Set(d, offset[h]));
-    }
-  }
-  const std::uint8_t* row = walk.codes;
-  for (int n = 0; n < walk.lanes; ++n) {
-    const float* pt = p + n;
-    for (int j = 0; j < walk.window; ++j, row += walk.row_bytes, pt += H * kLanes) {
-      auto bytes = load_u8(d, row);
-      if constexpr (kUpper) bytes = hn::ShiftRight<4>(bytes);
-      Vec<D> code[kVecs];
-      decode_two<kBits>(d, bytes, code[0], code[1]);
-      if constexpr (kPairs == 2) decode_two<kBits>(d, hn::ShiftRight<4>(bytes), code[2], code[3]);
-      for (int h = 0; h < H; ++h) {
-        const auto weight = hn::Set(d, pt[h * kLanes]);
-        for (int i = 0; i < kVecs; ++i) sum[h][i] = hn::MulAdd(code[i], weight, sum[h][i]);
-      }
-    }
-  }
-  for (int h = 0; h < H; ++h) {
-    for (int i = 0; i < kVecs; ++i) hn::StoreU(sum[h][i], d, o + h * o_stride + i * kWidth);
-  }
-}
-
-// o is in code order (CodeOrder below).
-template <int H, int kBits, class D>
-HWY_INLINE void add_codes_with(D d, CodeWalk walk, const float* p, const float* shrink,
-                               const float* offset, float* o, std::ptrdiff_t o_stride) {
-  constexpr int kWidth = static_cast<int>(hn::MaxLanes(D()));
-  constexpr int kPerByte = 8 / kBits;
-  const std::uint8_t* codes = walk.codes;
-  for (std::ptrdiff_t b = 0; b < walk.row_bytes; b += kWidth) {
-    walk.codes = codes + b;
-    float* ob = o + b * kPerByte;
-    if constexpr (kBits == 4) {
-      add_codes<H, 4, 1, false>(d, walk, p, shrink, offset, ob, o_stride);
-    } else if constexpr (H * 4 <= kRegisters / 2) {
-      add_codes<H, 2, 2, false>(d, walk, p, shrink, offset, ob, o_stride);
-    } else {
-      add_codes<H, 2, 1, false>(d, walk, p, shrink, offset, ob, o_stride);
-      add_codes<H, 2, 1, true>(d, walk, p, shrink, offset, ob + 2 * kWidth, o_stride);
-    }
-  }
-}
-
-// The order of o's channels while a sweep runs: a vector of bytes gives one vector of channels for
-// each place in a byte, so channel (byte * per_byte + place) stands at
-// (byte / width * per_byte + place) * width + byte % width.
-struct CodeOrder {
-  explicit CodeOrder(const Geometry& g) : per_byte(8 / g.quant_bits), dim(g.head_dim) {
-    const int row_bytes = dim / per_byte;
-    width = row_bytes % kLaneVec == 0 ? kLaneVec : row_bytes % 4 == 0 ? 4 : 1;
-  }
-  HWY_INLINE int place(int channel) const {
-    const int byte = channel / per_byte;
-    return (byte / width * per_byte + channel % per_byte) * width + byte % width;
-  }
-  void enter(const float* o, float* ordered) const {
-    for (int c = 0; c < dim; ++c) ordered[place(c)] = o[c];
-  }
-  void leave(const float* ordered, float* o) const {
-    for (int c = 0; c < dim; ++c) o[c] = ordered[place(c)];
-  }
-  int per_byte, dim, width;
-};
 
 // One group and one block of query heads.
 template <int kBits>
@@ -154,7 +28,7 @@ struct QuantWork {
   template <int H>
   void run() const {
     HWY_ALIGN float s[kMaxWindow * H * kLanes];
-    float shrink[H];
+    HWY_ALIGN float shrink[kLanes];
     float offset[H];
     score_quantized<H, kBits>(g, head, factors, q, next, s);
     if (head.lanes < kLanes) mask_lanes<H>(g.window, head.lanes, s);
@@ -255,25 +129,67 @@ void rotate_queries_back(const Geometry& g, const float* q, const float* cos, co
   }
 }
 
+// 4 x 4 transposition.
+template <class D>
+HWY_INLINE void transpose4(D d, Vec<D> (&x)[4]) {
+  const hn::Repartition<double, D> dw;
+  const auto ab_low = hn::BitCast(dw, hn::InterleaveLower(d, x[0], x[1]));
+  const auto ab_high = hn::BitCast(dw, hn::InterleaveUpper(d, x[0], x[1]));
+  const auto cd_low = hn::BitCast(dw, hn::InterleaveLower(d, x[2], x[3]));
+  const auto cd_high = hn::BitCast(dw, hn::InterleaveUpper(d, x[2], x[3]));
+  x[0] = hn::BitCast(d, hn::InterleaveLower(dw, ab_low, cd_low));
+  x[1] = hn::BitCast(d, hn::InterleaveUpper(dw, ab_low, cd_low));
+  x[2] = hn::BitCast(d, hn::InterleaveLower(dw, ab_high, cd_high));
+  x[3] = hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, cd_high));
+}
+
+// Angle addition for 4 lanes and 4 pairs at a time, transposed to lane-major order. Lanes that do not
+// exist repeat the last one; the caller overwrites them.
 void window_phases(const WindowPhases& phases, const std::int32_t* windows, int lanes,
                    float* out) noexcept {
+  const hn::CappedTag<float, 4> d;
+  using V = Vec<decltype(d)>;
   const int pairs = phases.pairs();
-  for (int n = 0; n < kLanes; ++n) {
-    float* HWY_RESTRICT column = out + n;
-    if (n >= lanes) {
-      for (int c = 0; c < pairs; ++c) {
-        column[2 * c * kLanes] = 1.0F;
-        column[(2 * c + 1) * kLanes] = 0.0F;
-      }
-      continue;
+  for (int first = 0; first < lanes; first += 4) {
+    const float* row[4][4];  // lane, table
+    for (int i = 0; i < 4; ++i) {
+      const int w = windows[HWY_MIN(first + i, lanes - 1)];
+      row[i][0] = phases.coarse_cos(w);
+      row[i][1] = phases.coarse_sin(w);
+      row[i][2] = phases.fine_cos(w);
+      row[i][3] = phases.fine_sin(w);
     }
-    const float* HWY_RESTRICT cos1 = phases.coarse_cos(windows[n]);
-    const float* HWY_RESTRICT sin1 = phases.coarse_sin(windows[n]);
-    const float* HWY_RESTRICT cos2 = phases.fine_cos(windows[n]);
-    const float* HWY_RESTRICT sin2 = phases.fine_sin(windows[n]);
+    float* at = out + first;
+    int c = 0;
+    for (; c + 4 <= pairs; c += 4, at += std::ptrdiff_t{4} * 2 * kLanes) {
+      V cos[4];
+      V sin[4];
+      for (int i = 0; i < 4; ++i) {
+        const auto ca = hn::LoadU(d, row[i][0] + c);
+        const auto sa = hn::LoadU(d, row[i][1] + c);
+        const auto cb = hn::LoadU(d, row[i][2] + c);
+        const auto sb = hn::LoadU(d, row[i][3] + c);
+        cos[i] = hn::NegMulAdd(sa, sb, hn::Mul(ca, cb));
+        sin[i] = hn::MulAdd(sa, cb, hn::Mul(ca, sb));
+      }
+      transpose4(d, cos);
+      transpose4(d, sin);
+      for (int i = 0; i < 4; ++i) {
+        hn::StoreU(cos[i], d, at + std::ptrdiff_t{2} * i * kLanes);
+        hn::StoreU(sin[i], d, at + std::ptrdiff_t{2 * i + 1} * kLanes);
+      }
+    }
+    for (; c < pairs; ++c, at += std::ptrdiff_t{2} * kLanes) {
+      for (int i = 0; i < 4; ++i) {
+        at[i] = row[i][0][c] * row[i][2][c] - row[i][1][c] * row[i][3][c];
+        at[kLanes + i] = row[i][1][c] * row[i][2][c] + row[i][0][c] * row[i][3][c];
+      }
+    }
+  }
+  for (int n = lanes; n < kLanes; ++n) {
     for (int c = 0; c < pairs; ++c) {
-      column[2 * c * kLanes] = cos1[c] * cos2[c] - sin1[c] * sin2[c];
-      column[(2 * c + 1) * kLanes] = sin1[c] * cos2[c] + cos1[c] * sin2[c];
+      out[2 * c * kLanes + n] = 1.0F;
+      out[(2 * c + 1) * kLanes + n] = 0.0F;
     }
   }
 }

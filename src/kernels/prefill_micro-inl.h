@@ -16,6 +16,9 @@
 #include "hwy/highway.h"
 #include "kernels/prefill_plan.h"
 
+// The targets without real vectors have no tile (prefill_simd.cpp).
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
 HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
@@ -29,13 +32,8 @@ constexpr int kN = static_cast<int>(hn::MaxLanes(DF()));
 constexpr int kSub = kLanes / kN;  // hardware vectors in a logical vector of 16 keys
 
 // kRowBlock query rows by kVecBlock vectors of keys (or of value channels) fill the registers.
-#if HWY_TARGET <= HWY_AVX3
-constexpr int kRowBlock = 8;
-constexpr int kVecBlock = 2;
-#else
-constexpr int kRowBlock = 6;
-constexpr int kVecBlock = 2;
-#endif
+constexpr int kRowBlock = HWY_TARGET <= HWY_AVX3 ? 8 : 6;  // 32 or 16 registers
+constexpr int kVecBlock = 2;                               // the callers know 1 and 2
 constexpr int kBlockFloats = kVecBlock * kN;
 static_assert(kRowBlock <= kMaxRowBlock && kBlockFloats <= kMaxBlockFloats);
 static_assert(kChunkRows % kRowBlock == 0);
@@ -67,9 +65,9 @@ HWY_INLINE void multiply_keys(const float* HWY_RESTRICT q, const float* HWY_REST
 // o[r][0 .. kVecs) += sum over the panel's tokens of p[r][token] * v[token].
 // v: [kPanelTokens][stride]; only the first `lanes` tokens of each group of 16 can have p > 0.
 template <int kVecs>
-HWY_INLINE void multiply_values(const float* HWY_RESTRICT p, const float* HWY_RESTRICT v,
-                                int stride, int n_vectors, int lanes, float* HWY_RESTRICT o,
-                                int o_stride) {
+HWY_NOINLINE void multiply_values(const float* HWY_RESTRICT p, const float* HWY_RESTRICT v,
+                                  int stride, int n_vectors, int lanes, float* HWY_RESTRICT o,
+                                  int o_stride) {
   const DF d;
   VF sum[kRowBlock][kVecs];
   for (int r = 0; r < kRowBlock; ++r) {
@@ -148,8 +146,9 @@ struct RowState {
   float* o;
 };
 
-// Turns a row's scores into probabilities relative to its reference maximum, in place, and adds them
-// to l. Windows' sums of p^power go to window[group of the panel][window_stride] (null: not wanted).
+// Turns a row's scores into probabilities relative to its reference maximum, in place, and adds
+// them to l. Windows' sums of p^power go to window[group of the panel][window_stride] (null: not
+// wanted).
 template <bool kPower>
 HWY_INLINE void softmax_row(const PrefillPanel& panel, float lazy_range, float power, int d_pad,
                             float* HWY_RESTRICT s, const RowState& row, float* window,
@@ -190,5 +189,7 @@ HWY_INLINE void softmax_row(const PrefillPanel& panel, float lazy_range, float p
 }  // namespace HWY_NAMESPACE
 }  // namespace qevict
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -13,6 +13,9 @@
 #include "hwy/highway.h"
 #include "kernels/prefill_micro-inl.h"
 
+// The targets without real vectors have no tile (prefill_simd.cpp).
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
 HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
@@ -46,7 +49,9 @@ inline ValuePanel value_panel(float* data, int head_dim) {
   const int vectors = (head_dim + kN - 1) / kN;
   const int blocks = (vectors + kVecBlock - 1) / kVecBlock;
   const int width = (vectors + blocks - 1) / blocks * kN;
-  return {.data = data, .head_dim = head_dim, .width = width,
+  return {.data = data,
+          .head_dim = head_dim,
+          .width = width,
           .n_blocks = (vectors * kN + width - 1) / width};
 }
 
@@ -245,8 +250,8 @@ HWY_INLINE void pack_quant_value(const std::uint8_t* codes, int bits, float scal
   const VF vscale = hn::Set(d, scale);
   const VF vzero = hn::Set(d, zero);
   const auto mask = hn::Set(du, (1U << bits) - 1);
-  const auto shift = hn::And(hn::Mul(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(bits))),
-                             hn::Set(du, 31U));
+  const auto shift = hn::And(
+      hn::Mul(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(bits))), hn::Set(du, 31U));
   const auto in_low = hn::MaskFromVec(hn::BitCast(
       du, hn::VecFromMask(d, hn::RebindMask(d, hn::Lt(hn::Iota(di, 0), hn::Set(di, 32 / bits))))));
   for (int c = 0; c < out.head_dim; c += kN) {
@@ -278,9 +283,10 @@ inline void pack_quantized(const PrefillParams& p, const PrefillPanel& panel, co
           continue;
         }
         const std::ptrdiff_t grid = static_cast<std::ptrdiff_t>(j) * n + lane;
-        pack_quant_value(view.v_codes + (static_cast<std::ptrdiff_t>(lane) * g.window + j) * row_bytes,
-                         g.quant_bits, fp16_to_fp32(view.v_scale[grid]),
-                         fp16_to_fp32(view.v_zero[grid]), token, values);
+        pack_quant_value(
+            view.v_codes + (static_cast<std::ptrdiff_t>(lane) * g.window + j) * row_bytes,
+            g.quant_bits, fp16_to_fp32(view.v_scale[grid]), fp16_to_fp32(view.v_zero[grid]), token,
+            values);
       }
     }
   }
@@ -289,5 +295,7 @@ inline void pack_quantized(const PrefillParams& p, const PrefillPanel& panel, co
 }  // namespace HWY_NAMESPACE
 }  // namespace qevict
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

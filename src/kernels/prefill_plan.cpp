@@ -57,8 +57,8 @@ void PrefillPlan::fill_windows(PrefillPanel* panel, int n_groups, const GroupRef
   panel->lanes = 0;
   for (int i = 0; i < panel->n_groups; ++i) {
     const int group = group_ + i;
-    const int lanes =
-        groups != nullptr ? groups[group].lanes : std::min(kLanes, region_windows_ - group * kLanes);
+    const int lanes = groups != nullptr ? groups[group].lanes
+                                        : std::min(kLanes, region_windows_ - group * kLanes);
     panel->lanes = std::max(panel->lanes, lanes);
     for (int j = 0; j < panel->nj; ++j) {
       panel->valid[i * panel->nj + j] = lanes;

@@ -1,9 +1,10 @@
-// How one prefill call is cut into key panels, and how its scratch is divided (internal to kernels/).
+// How one prefill call is cut into key panels, and how its scratch is divided (internal to
+// kernels/).
 //
-// A panel is at most kPanelVectors logical vectors of 16 keys. For windows a vector is one in-window
-// offset j of the 16 windows of a group, so that a window's mass is a vertical add over the panel's
-// vectors; sinks are taken 16 rows a vector. Panels depend only on absolute key positions, never on
-// the query tile: a query row gets the same bits whichever tile it is part of.
+// A panel is at most kPanelVectors logical vectors of 16 keys. For windows a vector is one
+// in-window offset j of the 16 windows of a group, so that a window's mass is a vertical add over
+// the panel's vectors; sinks are taken 16 rows a vector. Panels depend only on absolute key
+// positions, never on the query tile: a query row gets the same bits whichever tile it is part of.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +31,9 @@ struct PrefillPanel {
   int j0 = 0;        // first in-window offset
   int nj = 0;        // offsets, each one vector a group
   int n_vectors = 0;
-  int lanes = 0;     // lanes that any vector uses; the others are never visible
-  int lane_stride = 1;                // rows from one lane to the next (rows only)
-  std::int32_t row[kPanelVectors]{};  // row of lane 0 (rows only)
+  int lanes = 0;                        // lanes that any vector uses; the others are never visible
+  int lane_stride = 1;                  // rows from one lane to the next (rows only)
+  std::int32_t row[kPanelVectors]{};    // row of lane 0 (rows only)
   std::int32_t valid[kPanelVectors]{};  // lanes of a prefix vector
   bool from_rows() const { return kind == PanelKind::Sinks || kind == PanelKind::Region; }
   int min_row() const { return row[0]; }
@@ -87,19 +88,19 @@ class PrefillPlan {
 
 // Parts of PrefillParams::scratch, each 64-byte aligned.
 struct PrefillScratch {
-  float* q;         // [row blocks][D][rows a block], scaled by scale * log2(e)
-  float* o;         // [rows][d_pad]
-  float* l;         // [rows][16] partial sums
-  float* m;         // [rows] reference maxima
-  float* k;         // key panel
-  float* v;         // value panel
-  float* s;         // [rows of a chunk][kPanelTokens]
-  float* turn;      // [Omega][2][D/2]: cos, sin of j * inv_freq
-  float* window;    // [mass panels * groups a panel][rows][16] unnormalised window sums
-  float* m_window;  // [mass panels][rows] the maximum they refer to
-  fp16_t* zero_row; // [D] zeros
-  int rows;         // padded
-  int d_pad;        // D rounded up to 16
+  float* q;          // [row blocks][D][rows a block], scaled by scale * log2(e)
+  float* o;          // [rows][d_pad]
+  float* l;          // [rows][16] partial sums
+  float* m;          // [rows] reference maxima
+  float* k;          // key panel
+  float* v;          // value panel
+  float* s;          // [rows of a chunk][kPanelTokens]
+  float* turn;       // [Omega][2][D/2]: cos, sin of j * inv_freq
+  float* window;     // [mass panels * groups a panel][rows][16] unnormalised window sums
+  float* m_window;   // [mass panels][rows] the maximum they refer to
+  fp16_t* zero_row;  // [D] zeros
+  int rows;          // padded
+  int d_pad;         // D rounded up to 16
 };
 inline constexpr int kChunkRows = 48;
 

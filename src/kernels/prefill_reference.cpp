@@ -90,7 +90,8 @@ class KeyReader {
 
 constexpr int kNoWindow = -1;
 
-// Calls visit(window, k, v) for every key that sees row_end rows; window is its place in the masses.
+// Calls visit(window, k, v) for every key that sees row_end rows; window is its place in the
+// masses.
 template <class Visit>
 void for_each_key(const PrefillParams& p, int row_end, double* k, double* v, Visit&& visit) {
   const KeyReader reader(p);

@@ -174,7 +174,8 @@ class Scene {
     std::vector<std::uint8_t> bytes;
     std::uniform_int_distribution<int> byte(0, 255);
     const auto codes = [&] {
-      for (std::size_t i = 0; i < g_.code_bytes_per_head() * lanes; ++i) bytes.push_back(byte(random_));
+      for (std::size_t i = 0; i < g_.code_bytes_per_head() * lanes; ++i)
+        bytes.push_back(byte(random_));
     };
     const auto grid = [&](int n, float scale) {
       for (const fp16_t x : normals<fp16_t>(std::size_t(n) * lanes, scale)) {

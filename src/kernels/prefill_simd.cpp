@@ -1,9 +1,9 @@
 // Blocked fp32 prompt attention (Highway): one pass over the keys, window masses included.
 //
 // All query rows of a tile (tokens x heads of the group) meet a key panel while it is in the cache.
-// Scores are kept in powers of two (q carries scale * log2 e). A row's reference maximum m moves only
-// when a score passes it by more than 2^8; a window's sum is stored with the m of its moment and
-// brought to the final (m, l) at the end, so no second pass over the keys is needed.
+// Scores are kept in powers of two (q carries scale * log2 e). A row's reference maximum m moves
+// only when a score passes it by more than 2^8; a window's sum is stored with the m of its moment
+// and brought to the final (m, l) at the end, so no second pass over the keys is needed.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/prefill_simd.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -153,18 +153,10 @@ class Tile {
       for (int b = begin; b < end; ++b) {
         const float* q = scratch_.q + static_cast<std::ptrdiff_t>(b) * dim_ * kRowBlock;
         float* s = scores(b * kRowBlock, begin) + v * kN;
-        switch (std::min(kVecBlock, n_hw - v)) {
-          case 1:
-            multiply_keys<1>(q, k, dim_, s);
-            break;
-          case 2:
-            multiply_keys<2>(q, k, dim_, s);
-            break;
-          case 3:
-            multiply_keys<std::min(3, kVecBlock)>(q, k, dim_, s);
-            break;
-          default:
-            multiply_keys<kVecBlock>(q, k, dim_, s);
+        if (n_hw - v >= kVecBlock) {
+          multiply_keys<kVecBlock>(q, k, dim_, s);
+        } else {
+          multiply_keys<1>(q, k, dim_, s);
         }
       }
     }
@@ -181,7 +173,8 @@ class Tile {
       if (panel.kind == PanelKind::Sinks) limit = std::min(limit, plan_.sink_rows());
       const bool all_seen = panel.from_rows() ? panel.max_row() < limit : panel.all_valid();
       if (!all_seen) mask_scores(panel, limit, s);
-      const RowState state = {scratch_.m + row, scratch_.l + static_cast<std::ptrdiff_t>(row) * kLanes,
+      const RowState state = {scratch_.m + row,
+                              scratch_.l + static_cast<std::ptrdiff_t>(row) * kLanes,
                               scratch_.o + static_cast<std::ptrdiff_t>(row) * scratch_.d_pad};
       float* window = want_mass ? window_sums(panel, 0, row) : nullptr;
       if (want_mass && p_.power != 1.0F) {
@@ -203,22 +196,8 @@ class Tile {
       for (int b = begin; b < end; ++b) {
         const float* s = scores(b * kRowBlock, begin);
         float* o = scratch_.o + static_cast<std::ptrdiff_t>(b) * kRowBlock * scratch_.d_pad + c;
-        const int stride = values_.width;
-        switch (n_vecs) {
-          case 1:
-            multiply_values<1>(s, v, stride, panel.n_vectors, panel.lanes, o, scratch_.d_pad);
-            break;
-          case 2:
-            multiply_values<2>(s, v, stride, panel.n_vectors, panel.lanes, o, scratch_.d_pad);
-            break;
-          case 3:
-            multiply_values<std::min(3, kVecBlock)>(s, v, stride, panel.n_vectors, panel.lanes, o,
-                                                    scratch_.d_pad);
-            break;
-          default:
-            multiply_values<kVecBlock>(s, v, stride, panel.n_vectors, panel.lanes, o,
-                                       scratch_.d_pad);
-        }
+        const auto multiply = n_vecs == kVecBlock ? multiply_values<kVecBlock> : multiply_values<1>;
+        multiply(s, v, values_.width, panel.n_vectors, panel.lanes, o, scratch_.d_pad);
       }
     }
   }
@@ -251,15 +230,15 @@ class Tile {
       }
       const VF moved = hn::Sub(hn::Load(d, m_window + row), hn::Load(d, scratch_.m + row));
       const VF end = hn::Load(d, l);
-      const VF factor = p_.power == 1.0F
-                            ? hn::Mul(exp2_nonpositive(moved), end)
-                            : exp2_nonpositive(hn::Mul(hn::Sub(moved, end), power));
+      const VF factor = p_.power == 1.0F ? hn::Mul(exp2_nonpositive(moved), end)
+                                         : exp2_nonpositive(hn::Mul(hn::Sub(moved, end), power));
       hn::Store(factor, d, m_window + row);
     }
   }
 
   // Sums a group's windows over the tokens of each head. `add`: a later part of a split group.
-  void add_masses(const PrefillPanel& panel, int group, int first, int n, bool add, float* out) const {
+  void add_masses(const PrefillPanel& panel, int group, int first, int n, bool add,
+                  float* out) const {
     const DF d;
     const float* factor = window_maxima(panel);
     alignas(64) float lanes[kLanes];

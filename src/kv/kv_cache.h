@@ -12,7 +12,8 @@
 //
 // One prompt:  begin_prompt -> for each layer: attention over its rows, finish_prompt_layer
 //              -> commit_prompt   (or rollback_prompt: the cache is as before begin_prompt)
-// One step:    begin_step -> each layer: append, attend, add mass -> end_step (routes every Omega steps)
+// One step:    begin_step -> each layer: append, attend, add mass -> end_step (routes every Omega
+// steps)
 //
 // Thread safety: one writer. During a step, attention threads may call append() for distinct
 // (layer, head) pairs and read the layer views; mass is added by one thread a layer.
@@ -51,8 +52,8 @@ struct LayerEvent {
                                                    // nothing had to be ranked (uncompressed)
 };
 
-// Moves of windows, summed over layers. `demotions` are Full -> Quantized; `first_demotions` count every
-// window quantised for the first time, those that come straight from the local zone included.
+// Moves of windows, summed over layers. `demotions` are Full -> Quantized; `first_demotions` count
+// every window quantised for the first time, those that come straight from the local zone included.
 struct CacheCounters {
   std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, reactivations = 0,
                evictions = 0;
@@ -104,8 +105,8 @@ class LayerCache {
   friend class KvCache;
   friend class CacheIo;  // save and load (kv/cache_io.h)
 
-  // Windows first .. first + count - 1, which leave the local zone; their payload is in `rows`, or in
-  // the recent store when null.
+  // Windows first .. first + count - 1, which leave the local zone; their payload is in `rows`, or
+  // in the recent store when null.
   struct Aged {
     WindowId first = 0;
     int count = 0;

@@ -72,8 +72,7 @@ void Driver::check_recent(const LayerCache& layer, const ModelLayer& model) cons
                 : 0);
   Halves k(static_cast<std::size_t>(g_.head_dim)), v(k.size());
   for (int row = 0; row < recent.n_tokens(); ++row) {
-    const TokenPos p =
-        row < recent.n_sinks() ? row : layer.local_begin() + row - recent.n_sinks();
+    const TokenPos p = row < recent.n_sinks() ? row : layer.local_begin() + row - recent.n_sinks();
     for (int h = 0; h < g_.n_kv_heads; ++h) {
       recent.read(row, h, k.data(), v.data());
       ASSERT_TRUE(std::equal(k.begin(), k.end(), &model.k[p][h * g_.head_dim])) << p;
@@ -100,11 +99,12 @@ void Driver::check_bytes(const LayerCache& layer) const {
             sizeof(WindowId) * (layer.full().size() + layer.quantized().size()));
   if (policy_.schedule == Schedule::Never) return;
   const BudgetPlan& plan = cache_->budget();
-  const auto remainder = local_remainder(n_, config_.n_sink, plan.n_local, g_.window,
-                                         config_.local_rule);
+  const auto remainder =
+      local_remainder(n_, config_.n_sink, plan.n_local, g_.window, config_.local_rule);
   // Steps since the event are part of n_, so the remainder at the event is at most this.
   const auto waiting = std::max<std::int64_t>(remainder, g_.window - 1) + g_.window;
-  const auto allowed = config_.strict_budget || plan.uncompressed ? 0 : waiting * std::int64_t(token);
+  const auto allowed =
+      config_.strict_budget || plan.uncompressed ? 0 : waiting * std::int64_t(token);
   EXPECT_LE(static_cast<std::int64_t>(bytes.total()), plan.layer_bytes + allowed);
 }
 
@@ -122,9 +122,10 @@ std::vector<std::uint8_t> Driver::snapshot() const {
   put(cache_->n_tokens());
   put(cache_->steps_since_prompt());
   const BudgetPlan& plan = cache_->budget();
-  for (const std::int64_t x : {plan.context_tokens, plan.total_tokens, plan.quota.n_full,
-                               plan.quota.n_quantized, plan.budget_bytes, std::int64_t{plan.n_local},
-                               std::int64_t{plan.uncompressed}, std::int64_t{plan.raised}}) {
+  for (const std::int64_t x :
+       {plan.context_tokens, plan.total_tokens, plan.quota.n_full, plan.quota.n_quantized,
+        plan.budget_bytes, std::int64_t{plan.n_local}, std::int64_t{plan.uncompressed},
+        std::int64_t{plan.raised}}) {
     put(x);
   }
   for (int i = 0; i < cache_->n_layers(); ++i) {

@@ -1,7 +1,8 @@
 // For tests: a naive model of KvCache and a driver that feeds both the same tokens and mass.
 //
-// The model keeps sets and copies of payloads, sorts all candidates at every event, and quantises from
-// the payload it remembers. Driver::check() compares everything that the cache exposes with it.
+// The model keeps sets and copies of payloads, sorts all candidates at every event, and quantises
+// from the payload it remembers. Driver::check() compares everything that the cache exposes with
+// it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -130,12 +130,10 @@ void Driver::step() {
         model_mass(s) += mass;
       }
     };
-    add(layer.full_mass(), [&](std::size_t s) -> double& {
-      return m.windows.at(layer.full().ids()[s]).mass;
-    });
-    add(layer.quantized_mass(), [&](std::size_t s) -> double& {
-      return m.windows.at(layer.quantized().ids()[s]).mass;
-    });
+    add(layer.full_mass(),
+        [&](std::size_t s) -> double& { return m.windows.at(layer.full().ids()[s]).mass; });
+    add(layer.quantized_mass(),
+        [&](std::size_t s) -> double& { return m.windows.at(layer.quantized().ids()[s]).mass; });
     add(layer.local_mass(), [&](std::size_t s) -> double& {
       return m.local_mass[m.n_ranked + static_cast<WindowId>(s)];
     });
@@ -190,8 +188,7 @@ void Driver::route_model(int layer, TokenPos n) {
         for (int h = 0; h < g_.n_kv_heads; ++h) {
           double squares = 0.0;
           for (int c = 0; c < d; ++c) {
-            const double x =
-                fp16_to_fp32(m.k[config_.n_sink + id * g_.window + j][h * d + c]);
+            const double x = fp16_to_fp32(m.k[config_.n_sink + id * g_.window + j][h * d + c]);
             squares += x * x;
           }
           sum += std::sqrt(squares);

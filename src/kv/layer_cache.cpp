@@ -57,8 +57,7 @@ MetadataBytes LayerCache::metadata() const {
   m.positions = full_.position_bytes() + quantized_.position_bytes();
   m.ledger = ledger_.entry_bytes();
   m.dormant = ledger_.block_bytes();
-  m.scores =
-      full_.score_bytes() + quantized_.score_bytes() + local_mass_.size() * sizeof(double);
+  m.scores = full_.score_bytes() + quantized_.score_bytes() + local_mass_.size() * sizeof(double);
   return m;
 }
 

@@ -3,7 +3,8 @@
 //   [ sinks: positions 0..S-1 ][ local: positions local_begin.. ][ free rows ]
 //
 // n_local_tokens() grows by one a decode step; a routing event drops whole windows from the front.
-// Capacity covers the largest local zone between two events; rows not in use are reported as reserved.
+// Capacity covers the largest local zone between two events; rows not in use are reported as
+// reserved.
 #pragma once
 
 #include <memory>
@@ -32,9 +33,9 @@ class RecentStore {
   // Adds a row and returns its index; it becomes a sink while fewer than n_sink tokens exist.
   int push_row();
   // Writes one KV head of a row, rounding to fp16. Distinct (row, head) pairs may run in parallel.
-  void write(int row, int kv_head, const float* k, const float* v);          // [D] each
-  void write_fp16(int row, int kv_head, const fp16_t* k, const fp16_t* v);   // [D] each
-  void read(int row, int kv_head, fp16_t* k, fp16_t* v) const;               // [D] each
+  void write(int row, int kv_head, const float* k, const float* v);         // [D] each
+  void write_fp16(int row, int kv_head, const fp16_t* k, const fp16_t* v);  // [D] each
+  void read(int row, int kv_head, fp16_t* k, fp16_t* v) const;              // [D] each
   // Drops the n oldest local tokens.
   void drop_local(int n);
   void clear();

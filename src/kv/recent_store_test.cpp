@@ -16,7 +16,8 @@ Geometry geometry() {
 // A row whose every value tells token, head and channel apart; exact in fp16.
 std::vector<float> row(int token, int head, int offset) {
   std::vector<float> values(4);
-  for (int c = 0; c < 4; ++c) values[c] = static_cast<float>(token * 16 + head * 8 + c * 2 + offset);
+  for (int c = 0; c < 4; ++c)
+    values[c] = static_cast<float>(token * 16 + head * 8 + c * 2 + offset);
   return values;
 }
 

@@ -12,7 +12,7 @@ namespace qevict {
 
 // Intended tier of each candidate; parallel to the candidates.
 struct RoutingPlan {
-  std::vector<Tier> to;  // Full, Quantized or Evicted
+  std::vector<Tier> to;             // Full, Quantized or Evicted
   std::vector<std::int32_t> order;  // scratch of plan_routing
 };
 
@@ -20,9 +20,9 @@ struct RoutingRules {
   bool promotion = true;  // false: windows now in Quantized may not enter Full
 };
 
-// Full' = top n_full of the candidates by score, Quantized' = top n_quantized of the rest, the others
-// are evicted. Ties: the lower window id wins. NaN scores rank last. Reuses the plan's storage, so that
-// a plan used again allocates nothing.
+// Full' = top n_full of the candidates by score, Quantized' = top n_quantized of the rest, the
+// others are evicted. Ties: the lower window id wins. NaN scores rank last. Reuses the plan's
+// storage, so that a plan used again allocates nothing.
 void plan_routing(std::span<const WindowView> candidates, std::span<const float> scores,
                   const TierQuota& quota, const RoutingRules& rules, RoutingPlan& plan);
 

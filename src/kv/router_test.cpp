@@ -15,7 +15,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 std::vector<WindowView> windows_of(const std::string& tiers) {
   std::vector<WindowView> windows;
   for (std::size_t i = 0; i < tiers.size(); ++i) {
-    const Tier tier = tiers[i] == 'F' ? Tier::Full : tiers[i] == 'Q' ? Tier::Quantized : Tier::Local;
+    const Tier tier = tiers[i] == 'F'   ? Tier::Full
+                      : tiers[i] == 'Q' ? Tier::Quantized
+                                        : Tier::Local;
     windows.push_back({static_cast<WindowId>(i), tier, 0.0F, 0.0F});
   }
   return windows;

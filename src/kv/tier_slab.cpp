@@ -52,7 +52,7 @@ TierSlab& TierSlab::operator=(const TierSlab& other) {
 
 TierSlab::Buffer TierSlab::allocate(int lanes) const {
   return Buffer(static_cast<std::uint8_t*>(
-      ::operator new[](window_bytes_ * static_cast<std::size_t>(lanes), kAlignment)));
+      ::operator new[](window_bytes_* static_cast<std::size_t>(lanes), kAlignment)));
 }
 
 std::size_t TierSlab::position_bytes() const { return ids_.size() * sizeof(WindowId); }

@@ -1,7 +1,8 @@
 // One layer's windows of one tier: groups of 16 equal slots, filled without holes.
 //
-//   slot:   0 ..15 | 16..31 | 32 33 34          groups 0 and 1 are full, the last one is allocated for
-//   group:    0    |   1    |    2              exactly its 3 windows: bytes() = size() * window bytes
+//   slot:   0 ..15 | 16..31 | 32 33 34          groups 0 and 1 are full, the last one is allocated
+//   for group:    0    |   1    |    2              exactly its 3 windows: bytes() = size() *
+//   window bytes
 //
 // Removing a slot moves the last slot's window into the hole. The last group is re-laid when its
 // number of windows changes; that happens only inside LayerCache::apply() (at routing events).
@@ -40,8 +41,9 @@ class TierSlab {
   std::size_t score_bytes() const;     // mass and key norms
 
   // --- mutation: LayerCache::apply() only ---
-  // Removes the given slots (any order, no duplicates), then grows by n_added slots whose records and
-  // payload are unset; returns the first new slot. Re-lays at most the old and the new last group.
+  // Removes the given slots (any order, no duplicates), then grows by n_added slots whose records
+  // and payload are unset; returns the first new slot. Re-lays at most the old and the new last
+  // group.
   SlotId remove_and_grow(std::span<const SlotId> removed, int n_added);
   void set_record(SlotId slot, WindowId id, double mass, float key_norm);
   // Full: rows [H][Omega][D]. Quantized: a QuantBlock's bytes.

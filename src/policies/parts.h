@@ -1,5 +1,5 @@
-// Parts that policies share. A policy is one file that defines `PolicySpec NAME_policy()` and one line
-// in registry.cpp.
+// Parts that policies share. A policy is one file that defines `PolicySpec NAME_policy()` and one
+// line in registry.cpp.
 #pragma once
 
 #include <memory>

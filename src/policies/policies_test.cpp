@@ -29,9 +29,8 @@ TEST(Policies, NamesAreUniqueAndFound) {
 }
 
 TEST(Policies, EachMakesAPureScorerAndAnAllocator) {
-  const std::vector<WindowView> windows = {{0, Tier::Full, 1.0F, 2.0F},
-                                           {3, Tier::Quantized, 0.5F, 1.0F},
-                                           {4, Tier::Local, 0.0F, 4.0F}};
+  const std::vector<WindowView> windows = {
+      {0, Tier::Full, 1.0F, 2.0F}, {3, Tier::Quantized, 0.5F, 1.0F}, {4, Tier::Local, 0.0F, 4.0F}};
   for (const PolicySpec& policy : policies()) {
     const auto scorer = policy.make_scorer(CacheConfig{});
     std::vector<float> first(3), second(3, 7.0F);
@@ -54,7 +53,8 @@ TEST(FullPolicy, NeedsNothingAndNeverRoutes) {
 
 TEST(QevictPolicy, MassRankersDeclarePowerAndDecayAndScoreTheSum) {
   CacheConfig config;
-  const std::vector<WindowView> windows = {{0, Tier::Full, 1.5F, 9.0F}, {1, Tier::Local, 2.5F, 1.0F}};
+  const std::vector<WindowView> windows = {{0, Tier::Full, 1.5F, 9.0F},
+                                           {1, Tier::Local, 2.5F, 1.0F}};
   const auto needs = [&] { return find_policy("qevict")->make_scorer(config)->needs(); };
   EXPECT_TRUE(needs().mass);
   EXPECT_FALSE(needs().key_norm);

@@ -1,0 +1,255 @@
+// Every table against the scalar one: shapes x lanes x bits x pairing x query heads a KV head.
+#include "kernels/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "kernels/attend_scene.h"
+
+namespace qevict {
+namespace {
+
+// fp32 sums in another order than the reference's; measured below 1e-5 where scores reach 30.
+constexpr double kTolerance = 5e-5;
+constexpr double kMassTolerance = 1e-4;
+
+void expect_close(const Attended& got, const Attended& want, const std::string& what) {
+  EXPECT_LE(relative_l2(got.out, want.out), kTolerance) << what;
+  ASSERT_EQ(got.mass.size(), want.mass.size());
+  for (std::size_t i = 0; i < got.mass.size(); ++i) {
+    ASSERT_NEAR(got.mass[i], want.mass[i], kMassTolerance * want.mass[i] + 1e-12) << what << " " << i;
+  }
+}
+
+std::vector<AttendShape> shapes() {
+  std::vector<AttendShape> all;
+  for (const int dim : {8, 16, 64, 80, 96, 128, 256}) {
+    all.push_back({.head_dim = dim, .group_size = dim == 64 ? 7 : dim == 8 ? 2 : 3});
+  }
+  for (const int g : {1, 2, 4, 8, 12, 20}) all.push_back({.head_dim = 64, .group_size = g});
+  all.push_back({.head_dim = 12, .group_size = 2});
+  all.push_back({.head_dim = 128, .group_size = 4});
+  return all;
+}
+
+TEST(Attend, FullMatchesTheReferenceForEveryShapeAndLaneCount) {
+  for (AttendShape shape : shapes()) {
+    for (const int window : {1, 3, 8, 32}) {
+      if (window != 8 && shape.head_dim > 64) continue;
+      shape.window = window;
+      for (const std::vector<int>& lanes :
+           {std::vector<int>{16, 16, 5}, std::vector<int>{1}, std::vector<int>{15, 2}}) {
+        const AttendScene scene(shape, lanes);
+        const Attended want = scene.full(reference_kernels());
+        for (const KernelTable* table : simd_kernels()) {
+          expect_close(scene.full(*table), want, std::string(table->name) + " " + shape.name());
+        }
+      }
+    }
+  }
+}
+
+TEST(Attend, QuantizedMatchesTheReferenceForEveryShapeAndLaneCount) {
+  for (AttendShape shape : shapes()) {
+    for (const int bits : {2, 4}) {
+      for (const RopePairing pairing : {RopePairing::Neox, RopePairing::Interleaved}) {
+        for (const int window : {4, 8, 32}) {
+          if (window != 8 && shape.head_dim > 64) continue;
+          shape.window = window;
+          shape.bits = bits;
+          shape.pairing = pairing;
+          for (const std::vector<int>& lanes : {std::vector<int>{16, 7}, std::vector<int>{1}}) {
+            const AttendScene scene(shape, lanes);
+            const Attended want = scene.quantized(reference_kernels());
+            for (const KernelTable* table : simd_kernels()) {
+              expect_close(scene.quantized(*table), want,
+                           std::string(table->name) + " " + shape.name());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Attend, EveryLaneCountWorks) {
+  for (int lanes = 1; lanes <= kLanes; ++lanes) {
+    for (const int dim : {8, 64}) {
+      const AttendScene scene({.head_dim = dim, .group_size = 2, .window = 4}, {lanes});
+      const Attended full = scene.full(reference_kernels());
+      const Attended quantized = scene.quantized(reference_kernels());
+      for (const KernelTable* table : simd_kernels()) {
+        expect_close(scene.full(*table), full, std::string(table->name) + " full");
+        expect_close(scene.quantized(*table), quantized, std::string(table->name) + " quantized");
+      }
+    }
+  }
+}
+
+TEST(Attend, RecentMatchesTheReferenceAndIgnoresUnusedRows) {
+  for (const AttendShape& shape : shapes()) {
+    for (const int n_tokens : {1, 15, 16, 17, 37, 300}) {
+      if (n_tokens == 300 && shape.head_dim > 64) continue;
+      const AttendScene scene(shape, {1}, n_tokens);
+      const Attended want = scene.recent(reference_kernels());
+      for (const float x : want.out) ASSERT_TRUE(std::isfinite(x));
+      for (const KernelTable* table : simd_kernels()) {
+        expect_close(scene.recent(*table), want, std::string(table->name) + " " + shape.name());
+      }
+    }
+  }
+}
+
+TEST(Attend, NoRecentTokensLeaveTheStateAsItWas) {
+  const AttendScene scene({}, {1}, 0);
+  for (const std::string& isa : available_isas()) {
+    const Attended got = scene.recent(*find_kernels(isa));
+    for (const float x : got.l) EXPECT_EQ(x, 0.0F);
+    for (const float x : got.mass) EXPECT_EQ(x, 0.0F);
+  }
+}
+
+TEST(Attend, UnusedLanesHaveNoMass) {
+  const AttendScene scene({}, {16, 3});
+  for (const std::string& isa : available_isas()) {
+    for (const Attended& got :
+         {scene.full(*find_kernels(isa)), scene.quantized(*find_kernels(isa))}) {
+      for (int h = 0; h < 7; ++h) {
+        for (int n = 3; n < kLanes; ++n) EXPECT_EQ(got.mass[(7 + h) * kLanes + n], 0.0F);
+      }
+    }
+  }
+}
+
+TEST(Attend, MassesSumToOneAndToThePower) {
+  const AttendScene scene({}, {16, 9});
+  for (const std::string& isa : available_isas()) {
+    for (const Attended& got :
+         {scene.full(*find_kernels(isa)), scene.quantized(*find_kernels(isa))}) {
+      for (int h = 0; h < 7; ++h) {
+        double sum = 0.0;
+        for (int i = 0; i < 2; ++i) {
+          for (int n = 0; n < kLanes; ++n) sum += got.mass[(i * 7 + h) * kLanes + n];
+        }
+        EXPECT_NEAR(sum, 1.0, 1e-5) << isa;
+      }
+    }
+  }
+  const AttendScene scene2({}, {16, 9}, 37);
+  for (const float power : {2.0F, 0.5F}) {
+    const Attended full = scene2.full(reference_kernels(), power);
+    const Attended quantized = scene2.quantized(reference_kernels(), power);
+    const Attended recent = scene2.recent(reference_kernels(), power);
+    for (const KernelTable* table : simd_kernels()) {
+      expect_close(scene2.full(*table, power), full, "full");
+      expect_close(scene2.quantized(*table, power), quantized, "quantized");
+      expect_close(scene2.recent(*table, power), recent, "recent");
+    }
+  }
+}
+
+// One call over all groups, one call a group, and segments merged afterwards.
+TEST(Attend, ContinuedStateEqualsASinglePass) {
+  const AttendScene scene({}, {16, 16, 16, 5}, 50);
+  for (const std::string& isa : available_isas()) {
+    const KernelTable& table = *find_kernels(isa);
+    if (isa == "reference") continue;  // it rounds its double sums at the end of each call
+    EXPECT_EQ(scene.full(table).out, scene.full_in_steps(table).out) << isa;
+    EXPECT_EQ(scene.quantized(table).out, scene.quantized_in_steps(table).out) << isa;
+    EXPECT_LE(relative_l2(scene.all_tiers_continued(table).out, scene.all_tiers_merged(table).out),
+              1e-5)
+        << isa;
+  }
+}
+
+TEST(Attend, GivesTheSameBitsOnRepeat) {
+  const AttendScene scene({.head_dim = 80, .group_size = 12}, {16, 16, 3}, 77);
+  for (const std::string& isa : available_isas()) {
+    const KernelTable& table = *find_kernels(isa);
+    EXPECT_EQ(scene.full(table), scene.full(table)) << isa;
+    EXPECT_EQ(scene.quantized(table), scene.quantized(table)) << isa;
+    EXPECT_EQ(scene.recent(table), scene.recent(table)) << isa;
+  }
+}
+
+TEST(Attend, WithoutMassesTheOutputIsTheSame) {
+  const AttendScene scene({}, {16, 4}, 20);
+  for (const std::string& isa : available_isas()) {
+    const KernelTable& table = *find_kernels(isa);
+    EXPECT_EQ(scene.full(table).out, scene.full(table, 0.0F).out) << isa;
+    EXPECT_EQ(scene.quantized(table).out, scene.quantized(table, 0.0F).out) << isa;
+    EXPECT_EQ(scene.recent(table).out, scene.recent(table, 0.0F).out) << isa;
+  }
+}
+
+TEST(Attend, SurvivesScoresThatGrowByHundreds) {
+  AttendScene scene({.head_dim = 64, .group_size = 7}, {16, 16, 16, 2});
+  scene.scale_queries(100.0F);
+  const Attended want = scene.full(reference_kernels());
+  for (const KernelTable* table : simd_kernels()) {
+    const Attended got = scene.full(*table);
+    for (const float x : got.out) ASSERT_TRUE(std::isfinite(x));
+    // fp32 scores of some hundreds have an absolute error of 1e-4, and so have the probabilities.
+    EXPECT_LE(relative_l2(got.out, want.out), 2e-3) << table->name;
+  }
+}
+
+TEST(Phases, EqualTheAnglesOfTheWindowsBase) {
+  const RopeSpec rope = RopeSpec::plain(RopePairing::Neox, 24, 1e6);
+  const WindowPhases phases(rope, 5, 8, 20000);
+  const std::int32_t windows[kLanes] = {0, 17, 3, 12499, 64, 63, 65, 8, 9, 10, 19999, 1, 2};
+  std::vector<float> cos(12);
+  std::vector<float> sin(12);
+  for (const std::string& isa : available_isas()) {
+    std::vector<float> out(12 * 2 * kLanes, -1.0F);
+    find_kernels(isa)->window_phases(phases, windows, 13, out.data());
+    for (int n = 0; n < kLanes; ++n) {
+      rope_angles(rope, n < 13 ? 5 + 8LL * windows[n] : 0, cos.data(), sin.data());
+      for (int c = 0; c < 12; ++c) {
+        EXPECT_NEAR(out[c * 2 * kLanes + n], cos[c], 3e-7F) << isa;
+        EXPECT_NEAR(out[(c * 2 + 1) * kLanes + n], sin[c], 3e-7F) << isa;
+      }
+    }
+  }
+}
+
+TEST(Tables, EachIsaHasCodeOfItsOwn) {
+  std::set<void (*)(const AttendFullParams&) noexcept> full;
+  std::set<void (*)(const PrefillParams&) noexcept> prefill;
+  for (const std::string& isa : available_isas()) {
+    const KernelTable* table = find_kernels(isa);
+    ASSERT_NE(table, nullptr);
+    EXPECT_EQ(table->name, isa);
+    EXPECT_TRUE(full.insert(table->attend_full).second) << isa;
+    EXPECT_TRUE(prefill.insert(table->prefill_tile).second) << isa;
+  }
+  EXPECT_EQ(find_kernels("mmx"), nullptr);
+#if defined(__x86_64__) && !defined(__AVX2__)
+  EXPECT_EQ(find_kernels("sse4") != nullptr, __builtin_cpu_supports("sse4.2") != 0);
+  EXPECT_EQ(find_kernels("avx2") != nullptr, __builtin_cpu_supports("avx2") != 0);
+  EXPECT_EQ(find_kernels("avx512") != nullptr, __builtin_cpu_supports("avx512bw") != 0);
+#endif
+}
+
+// In fresh processes, because the choice is made once; nothing may ask for a table before setenv().
+TEST(TablesDeathTest, EnvironmentForcesTheIsa) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const char* isa : {"reference", "sse4", "avx2", "avx512", "avx9000"}) {
+    EXPECT_EXIT(
+        {
+          setenv("QEVICT_ISA", isa, 1);
+          const bool known = find_kernels(isa) != nullptr;
+          const std::string expected = known ? isa : available_isas().back();
+          const bool reported = isa_error().find(isa) != std::string::npos;
+          std::exit(active_kernels().name == expected && known != reported ? 0 : 1);
+        },
+        testing::ExitedWithCode(0), "")
+        << isa;
+  }
+}
+
+}  // namespace
+}  // namespace qevict

@@ -1,0 +1,180 @@
+// The other commands from outside: chat, info, policies, bench, help and version.
+#include "cli_runner.h"
+
+namespace qevict {
+namespace {
+
+using nlohmann::json;
+
+class CliCommands : public CliTest {};
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+// The number behind the n-th "[" of the lines that close a turn: tokens read in that turn.
+int tokens_read(const std::string& err, int turn) {
+  std::size_t at = 0;
+  for (int i = 0; i <= turn; ++i) at = err.find('[', at) + 1;
+  return at == 0 ? -1 : std::atoi(err.c_str() + at);
+}
+
+TEST_F(CliCommands, ChatKeepsItsCacheBetweenTurns) {
+  const CliResult r = cli({"chat", "-m", model(), "-n", "6", "--ignore-eos", "--system", "the dog"},
+                          {.input = "the cat was in a\n/stats\nand he was in\n"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.err, " + 6 tokens"), 2) << r.err;
+  EXPECT_NE(r.err.find("windows per layer"), std::string::npos) << "/stats";
+  EXPECT_GT(r.out.size(), 2U);
+  // System message and first question come once: the second turn reads less than the first.
+  EXPECT_GT(tokens_read(r.err, 1), 0);
+  EXPECT_LT(tokens_read(r.err, 1), tokens_read(r.err, 0));
+}
+
+TEST_F(CliCommands, ChatTurnsAfterClearAreLikeTheFirst) {
+  const CliResult r = cli({"chat", "-m", model(), "-n", "8", "--ignore-eos"},
+                          {.input = "the cat\n/clear\nthe cat\n/exit\nnever read\n"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.err, " + 8 tokens"), 2) << r.err;
+  EXPECT_EQ(tokens_read(r.err, 0), tokens_read(r.err, 1));
+  ASSERT_EQ(r.out.size() % 2, 0U) << r.out;
+  EXPECT_EQ(r.out.substr(0, r.out.size() / 2), r.out.substr(r.out.size() / 2));
+}
+
+TEST_F(CliCommands, ChatStopsAnAnswerOnCtrlC) {
+  TinyModel slow;
+  slow.n_layers = 6;
+  slow.n_ctx = 1 << 18;
+  const CliResult r = cli({"chat", "-m", make_model(slow, "slow.gguf"), "-n", "200000",
+                           "--ignore-eos", "--kv-budget", "256tok"},
+                          {.input = "the cat\n", .interrupt_after_output = true});
+  EXPECT_EQ(r.exit_code, 130) << r.err;
+  EXPECT_NE(r.err.find("(interrupted)"), std::string::npos) << r.err;
+}
+
+TEST_F(CliCommands, ChatFailsWhenAScriptsQuestionCannotBeAnswered) {
+  const CliResult r = cli({"chat", "-m", model(), "-c", "64"}, {.input = long_text(80) + "\n"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("context"), std::string::npos) << r.err;
+}
+
+TEST_F(CliCommands, ChatNeedsATemplate) {
+  TinyModel plain;
+  plain.without = {"tokenizer.chat_template"};
+  const CliResult r = cli({"chat", "-m", make_model(plain, "plain.gguf")}, {.input = "the\n"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("chat template"), std::string::npos) << r.err;
+}
+
+TEST_F(CliCommands, InfoSaysWhatABudgetHolds) {
+  const CliResult r =
+      cli({"info", model(), "--ctx", "1K,2048", "--kv-budget", "0.2,512tok", "--json"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const json j = r.json();
+  EXPECT_EQ(j.at("architecture"), "llama");
+  EXPECT_EQ(j.at("layers"), 2);
+  EXPECT_EQ(j.at("kv_heads"), 2);
+  EXPECT_EQ(j.at("head_dim"), 32);
+  EXPECT_EQ(j.at("kv_bytes_per_token"), 4 * 2 * 32 * 2);
+  ASSERT_EQ(j.at("budgets").size(), 4U);
+  // 1024 tokens at 0.2: 204, of which 204 - 5 - 32 = 167 for the history; a token of a layer is 256
+  // bytes, a Full window 2048, a Quantized one 256 + 256 + 64 = 576.
+  const json& row = j.at("budgets")[0];
+  EXPECT_EQ(row.at("context"), 1024);
+  EXPECT_EQ(row.at("full_cache_bytes"), 1024 * 512);
+  EXPECT_EQ(row.at("budget_bytes"), 204 * 512);
+  EXPECT_EQ(row.at("windows").at("full"), 6);        // .3 * 167 * 256 / 2048 = 6.26
+  EXPECT_EQ(row.at("windows").at("quantized"), 51);  // .7 * 167 * 256 / 576 = 51.96
+  EXPECT_EQ(row.at("windows").at("history"), 123);   // (1024 - 37) / 8
+  EXPECT_DOUBLE_EQ(row.at("evicted_share"), (123.0 - 57.0) / 123.0);
+  const CliResult table = cli({"info", model()});
+  EXPECT_EQ(table.exit_code, 0);
+  for (const char* part : {"llama", "4096", "512 bytes a token", "K_f", "K_q"}) {
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << "\n" << table.out;
+  }
+}
+
+TEST_F(CliCommands, PoliciesListsTheRegistry) {
+  const CliResult text = cli({"policies"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_NE(text.out.find("qevict"), std::string::npos);
+  const json list = cli({"policies", "--json"}).json();
+  ASSERT_TRUE(list.is_array());
+  for (const json& policy : list) {
+    for (const char* key : {"name", "paper", "parameters"}) EXPECT_TRUE(policy.at(key).is_string());
+    EXPECT_NE(text.out.find(policy.at("name").get<std::string>()), std::string::npos);
+  }
+}
+
+TEST_F(CliCommands, BenchDecodePrintsALineForEachPolicyAndDepth) {
+  const CliResult r = cli({"bench", "decode", "-m", model(), "--depths", "0,300", "--policies",
+                           "full,qevict:window=4,n_local=8", "-n", "5", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto lines = r.json_lines();
+  ASSERT_EQ(lines.size(), 4U);
+  for (const json& line : lines) {
+    EXPECT_EQ(line.at("bench"), "decode");
+    EXPECT_EQ(line.at("batch"), 1);
+    EXPECT_EQ(line.at("n"), 5);
+    EXPECT_LE(line.at("tpot_ms").at("min"), line.at("tpot_ms").at("median"));
+    EXPECT_LE(line.at("tpot_ms").at("median"), line.at("tpot_ms").at("p95"));
+    for (const char* key :
+         {"threads", "attention_ms", "kv_bytes", "peak_rss_bytes", "prefill_tok_s"}) {
+      EXPECT_GT(line.at(key), 0) << key;
+    }
+  }
+  EXPECT_EQ(lines[2].at("ctx"), 300);
+  EXPECT_EQ(lines[2].at("policy"), "full");
+  EXPECT_EQ(lines[2].at("kv_bytes"), 306 * 512);
+  EXPECT_LT(lines[3].at("kv_bytes"), lines[2].at("kv_bytes"));
+  EXPECT_EQ(lines[3].at("policy"), "qevict:window=4,n_local=8");
+}
+
+TEST_F(CliCommands, BenchPrefillMeasuresPrompts) {
+  const CliResult r = cli({"bench", "prefill", "-m", model(), "--depths", "64", "--policies",
+                           "qevict", "-n", "2", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.json().at("bench"), "prefill");
+  EXPECT_GT(r.json().at("prefill_tok_s"), 0);
+  EXPECT_GT(r.json().at("ttft_ms").at("median"), 0);
+}
+
+TEST_F(CliCommands, BenchRefusesDepthsBeyondTheContextBeforeItStarts) {
+  const CliResult r = cli({"bench", "decode", "-m", model(), "--depths", "0,8192"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_EQ(r.out, "");
+  EXPECT_NE(r.err.find("8192"), std::string::npos) << r.err;
+}
+
+TEST_F(CliCommands, EveryCommandHasHelpWithAnExample) {
+  const std::vector<std::vector<std::string>> commands = {{},
+                                                          {"run"},
+                                                          {"chat"},
+                                                          {"info"},
+                                                          {"pull"},
+                                                          {"policies"},
+                                                          {"bench"},
+                                                          {"bench", "decode"},
+                                                          {"bench", "prefill"}};
+  for (std::vector<std::string> command : commands) {
+    const std::string name = command.empty() ? "qevict" : command.back();
+    command.push_back("--help");
+    const CliResult r = cli(command);
+    EXPECT_EQ(r.exit_code, 0) << name;
+    EXPECT_EQ(r.err, "") << name;
+    EXPECT_NE(r.out.find("Example"), std::string::npos) << name << "\n" << r.out;
+  }
+}
+
+TEST_F(CliCommands, VersionNamesWhatItWasBuiltFrom) {
+  const CliResult r = cli({"--version"});
+  EXPECT_EQ(r.exit_code, 0);
+  for (const char* part : {"qevict ", "ggml", "llama", "CPU features", "kernels: "}) {
+    EXPECT_NE(r.out.find(part), std::string::npos) << part << "\n" << r.out;
+  }
+}
+
+}  // namespace
+}  // namespace qevict
