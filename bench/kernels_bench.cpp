@@ -1,8 +1,9 @@
-// Decode kernels over more data than the caches hold: ns per token and KV head, all query heads of the
-// group and the attention masses included. Shapes: A = 7 query heads a KV head, D 64; B = 4, D 128.
+// Decode kernels over more data than the caches hold: ns per token and KV head, all query heads of
+// the group and the attention masses included. Shapes: A = 7 query heads a KV head, D 64; B = 4, D
+// 128.
 //
-// The argument is the working set in MiB: 100 comes from memory, 1 from the caches. The smallest of the
-// repetitions is the figure to compare; CPU time, so that a busy machine matters less.
+// The argument is the working set in MiB: 100 comes from memory, 1 from the caches. The smallest of
+// the repetitions is the figure to compare; CPU time, so that a busy machine matters less.
 //
 //   kernels_bench --benchmark_filter='full/avx512' --benchmark_repetitions=20
 #include <benchmark/benchmark.h>
@@ -109,9 +110,8 @@ void decode(benchmark::State& state, const KernelTable& kernels, char name, int 
   const double tokens = static_cast<double>(store.groups.size()) * kLanes * g.window * g.n_kv_heads;
   const double bytes = static_cast<double>(
       (bits == 0 ? g.full_window_bytes() : g.quantized_window_bytes()) / g.n_kv_heads / g.window);
-  state.counters["ns_per_token"] =
-      benchmark::Counter(tokens * 1e-9, benchmark::Counter::kIsIterationInvariantRate |
-                                            benchmark::Counter::kInvert);
+  state.counters["ns_per_token"] = benchmark::Counter(
+      tokens * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
   state.counters["GB/s"] =
       benchmark::Counter(tokens * bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
 }
@@ -130,9 +130,9 @@ int main(int argc, char** argv) {
       for (const int bits : {0, 2, 4}) {
         const std::string title = (bits == 0 ? std::string("full") : "int" + std::to_string(bits)) +
                                   "/" + isa + "/" + name;
-        benchmark::RegisterBenchmark(title.c_str(), [=](benchmark::State& state) {
-          decode(state, *kernels, name, bits, true);
-        })
+        benchmark::RegisterBenchmark(
+            title.c_str(),
+            [=](benchmark::State& state) { decode(state, *kernels, name, bits, true); })
             ->Arg(100)
             ->Arg(1)
             ->Unit(benchmark::kMillisecond)

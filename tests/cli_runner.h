@@ -127,6 +127,8 @@ class CliTest : public ::testing::Test {
       dup2(open(out.c_str(), O_WRONLY | O_TRUNC), STDOUT_FILENO);
     }
     dup2(open(err.c_str(), O_WRONLY | O_TRUNC), STDERR_FILENO);
+    // One thread: two of them wait for each other for long where tests run in parallel.
+    setenv("QEVICT_THREADS", "1", 1);
     for (const std::string& variable : setup.environment)
       putenv(const_cast<char*>(variable.c_str()));
     std::vector<char*> argv = {const_cast<char*>("qevict")};

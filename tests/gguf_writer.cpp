@@ -1,7 +1,10 @@
 #include "gguf_writer.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 #include <vector>
 
@@ -92,7 +95,8 @@ class Writer {
 
  private:
   void integer(const std::string& name, int value) {
-    gguf_set_val_u32(gguf_.get(), (m_.arch + "." + name).c_str(), static_cast<std::uint32_t>(value));
+    gguf_set_val_u32(gguf_.get(), (m_.arch + "." + name).c_str(),
+                     static_cast<std::uint32_t>(value));
   }
   void real(const std::string& name, double value) {
     gguf_set_val_f32(gguf_.get(), (m_.arch + "." + name).c_str(), static_cast<float>(value));
@@ -142,8 +146,10 @@ void Writer::vocabulary() {
   gguf_context* g = gguf_.get();
   gguf_set_val_str(g, "tokenizer.ggml.model", "llama");
   gguf_set_arr_str(g, "tokenizer.ggml.tokens", texts.data(), texts.size());
-  gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, v.scores.data(), v.scores.size());
-  gguf_set_arr_data(g, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, v.types.data(), v.types.size());
+  gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, v.scores.data(),
+                    v.scores.size());
+  gguf_set_arr_data(g, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, v.types.data(),
+                    v.types.size());
   gguf_set_val_u32(g, "tokenizer.ggml.bos_token_id", 1);
   gguf_set_val_u32(g, "tokenizer.ggml.eos_token_id", 2);
   gguf_set_val_u32(g, "tokenizer.ggml.unknown_token_id", 0);
@@ -221,6 +227,11 @@ void Writer::tensors() {
 }  // namespace
 
 int tiny_vocab_size() { return static_cast<int>(tiny_vocab().tokens.size()); }
+
+std::string temp_model_path(const std::string& name) {
+  const std::string file = "qevict_" + std::to_string(::getpid()) + "_" + name + ".gguf";
+  return (std::filesystem::temp_directory_path() / file).string();
+}
 
 std::string write_tiny_model(const std::string& path, const TinyModel& model) {
   return Writer(model).run(path);

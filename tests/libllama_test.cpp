@@ -1,11 +1,11 @@
 // Logits of Forward against libllama's on the same file: another implementation of attention, KV
 // cache and RoPE, the same matrices.
 //
-// Tolerances. libllama without flash attention rounds queries and probabilities to fp16 too, which the
-// reference here does not: fp32 and fp16 weights leave a mean KL of 1e-8 to 5e-6. Quantised weights
-// are multiplied with activations rounded to int8, where a last-bit difference in attention moves
-// whole steps, layer after layer: there libllama's own two attention paths (with and without flash
-// attention) differ by a mean KL of 1e-3 in a model of 24 layers, and that is the yardstick.
+// Tolerances. libllama without flash attention rounds queries and probabilities to fp16 too, which
+// the reference here does not: fp32 and fp16 weights leave a mean KL of 1e-8 to 5e-6. Quantised
+// weights are multiplied with activations rounded to int8, where a last-bit difference in attention
+// moves whole steps, layer after layer: there libllama's own two attention paths (with and without
+// flash attention) differ by a mean KL of 1e-3 in a model of 24 layers, and that is the yardstick.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,10 +52,10 @@ class Libllama {
     params.n_ctx = 256;
     params.n_batch = params.n_ubatch = 256;
     params.n_threads = params.n_threads_batch = kThreads;
-    params.flash_attn_type =
-        flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = GGML_TYPE_F16;
-    std::unique_ptr<llama_context, LlamaDeleter> context(llama_init_from_model(model_.get(), params));
+    std::unique_ptr<llama_context, LlamaDeleter> context(
+        llama_init_from_model(model_.get(), params));
     llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       batch.token[i] = tokens[i];
@@ -93,16 +93,20 @@ std::vector<TokenId> random_prompt(int index, int n_vocab) {
 
 // Text that language models find likely: what they are made for.
 const char* const kTexts[kPrompts] = {
-    "Once upon a time there was a little girl named Lily. She loved to play outside in the park with "
+    "Once upon a time there was a little girl named Lily. She loved to play outside in the park "
+    "with "
     "her friends. One day she saw a big red ball near the old tree and wanted to play with it. Her "
-    "mother told her that the ball was not hers, so they went to find the boy who had lost it. He was "
+    "mother told her that the ball was not hers, so they went to find the boy who had lost it. He "
+    "was "
     "very happy and thanked them both for their kindness.",
     "The capital of France is Paris, a city on the river Seine. It has been an important centre of "
     "finance, trade, fashion and science since the seventeenth century. Visitors come to see the "
     "Eiffel Tower, the Louvre and the cathedral of Notre-Dame, and to walk along the wide streets "
     "that were built in the nineteenth century for a growing population.",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n    for _ in range(n - 1):\n"
-    "        a, b = b, a + b\n    return b\n\nprint([fibonacci(i) for i in range(10)])\n\n# The list "
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n    for _ in range(n - "
+    "1):\n"
+    "        a, b = b, a + b\n    return b\n\nprint([fibonacci(i) for i in range(10)])\n\n# The "
+    "list "
     "above starts with zero and one; every number after them is the sum of the two before it.\n"};
 
 std::vector<TokenId> prompt(const Model& model, int index) {
@@ -193,8 +197,8 @@ Result<std::vector<float>> our_logits(const Model& model, Forward& forward,
 constexpr double kExactKl = 2e-5;
 constexpr double kExactGap = 0.1;
 
-// Mean KL and greedy tokens against libllama without flash attention. `exact`: the weights are fp32 or
-// fp16, so that the fixed bounds hold.
+// Mean KL and greedy tokens against libllama without flash attention. `exact`: the weights are fp32
+// or fp16, so that the fixed bounds hold.
 void expect_agreement(const std::string& path, bool repack, bool exact) {
   ModelOptions options;
   options.repack = repack;
@@ -228,11 +232,12 @@ void expect_agreement(const std::string& path, bool repack, bool exact) {
     EXPECT_EQ(tokens_kept[run].wrong, 0) << path << " repack " << repack << " run " << run;
     EXPECT_GT(tokens_kept[run].clear, kTokens / 2) << "the comparison says little about " << path;
   }
-  std::printf("  %s, %s: mean KL %.1e and %.1e (libllama's flash path %.1e), largest logit difference "
-              "%.1e (%.1e), first tokens kept %d of %d\n",
-              std::filesystem::path(path).filename().c_str(), (*model)->layout_summary().c_str(),
-              ours[0].mean_kl, ours[1].mean_kl, own.mean_kl, ours[1].max_difference,
-              own.max_difference, tokens_kept[1].clear - tokens_kept[1].wrong, tokens_kept[1].clear);
+  std::printf(
+      "  %s, %s: mean KL %.1e and %.1e (libllama's flash path %.1e), largest logit difference "
+      "%.1e (%.1e), first tokens kept %d of %d\n",
+      std::filesystem::path(path).filename().c_str(), (*model)->layout_summary().c_str(),
+      ours[0].mean_kl, ours[1].mean_kl, own.mean_kl, ours[1].max_difference, own.max_difference,
+      tokens_kept[1].clear - tokens_kept[1].wrong, tokens_kept[1].clear);
 }
 
 struct Case {
@@ -241,13 +246,12 @@ struct Case {
   bool exact;
 };
 
-class Libllama_Agreement : public testing::TestWithParam<Case> {};
+class LibllamaAgreement : public testing::TestWithParam<Case> {};
 
-TEST_P(Libllama_Agreement, GivesTheSameLogits) {
-  const std::filesystem::path path = std::filesystem::temp_directory_path() /
-                                     ("qevict_libllama_" + GetParam().name + ".gguf");
-  ASSERT_EQ(write_tiny_model(path.string(), GetParam().model), "");
-  for (bool repack : {false, true}) expect_agreement(path.string(), repack, GetParam().exact);
+TEST_P(LibllamaAgreement, GivesTheSameLogits) {
+  const std::string path = temp_model_path(GetParam().name);
+  ASSERT_EQ(write_tiny_model(path, GetParam().model), "");
+  for (bool repack : {false, true}) expect_agreement(path, repack, GetParam().exact);
   std::filesystem::remove(path);
 }
 
@@ -284,11 +288,11 @@ std::vector<Case> cases() {
 // Tests are shown by name, not by the bytes of their parameter.
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-INSTANTIATE_TEST_SUITE_P(Models, Libllama_Agreement, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Models, LibllamaAgreement, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 // QEVICT_TEST_MODELS: a folder of GGUF files.
-TEST(Libllama_RealModel, GivesTheSameLogits) {
+TEST(LibllamaRealModel, GivesTheSameLogits) {
   const char* folder = std::getenv("QEVICT_TEST_MODELS");
   if (folder == nullptr) GTEST_SKIP() << "QEVICT_TEST_MODELS names no folder of models";
   int n = 0;

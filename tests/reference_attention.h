@@ -60,9 +60,7 @@ class ReferenceAttention final : public Attention {
   }
 
  private:
-  static float rounded(double x) {
-    return fp16_to_fp32(fp32_to_fp16(static_cast<float>(x)));
-  }
+  static float rounded(double x) { return fp16_to_fp32(fp32_to_fp16(static_cast<float>(x))); }
   std::size_t row(int layer, int position) const {
     return (std::size_t(layer) * capacity_ + position) * kv_width_;
   }

@@ -1,7 +1,8 @@
-// What the decode kernels share: scores of fp16 keys, the softmax step of one group, P.V of fp16 rows.
+// What the decode kernels share: scores of fp16 keys, the softmax step of one group, P.V of fp16
+// rows.
 //
-// Scratch of scores and probabilities: s [block][H][kLanes], one block of 16 lanes for each of up to
-// kMaxWindow rounds; H query heads are worked on together (a template argument: registers).
+// Scratch of scores and probabilities: s [block][H][kLanes], one block of 16 lanes for each of up
+// to kMaxWindow rounds; H query heads are worked on together (a template argument: registers).
 #if defined(QEVICT_KERNELS_ATTEND_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QEVICT_KERNELS_ATTEND_COMMON_INL_H_
 #undef QEVICT_KERNELS_ATTEND_COMMON_INL_H_
@@ -37,7 +38,8 @@ struct HeadMass {
 // q [n_heads][dim] -> [dim][n_heads], so that the heads' factors of one channel are neighbours.
 HWY_INLINE void pack_queries(const float* q, int n_heads, int dim, float* packed) {
   for (int h = 0; h < n_heads; ++h) {
-    for (int d = 0; d < dim; ++d) packed[d * n_heads + h] = q[static_cast<std::ptrdiff_t>(h) * dim + d];
+    for (int d = 0; d < dim; ++d)
+      packed[d * n_heads + h] = q[static_cast<std::ptrdiff_t>(h) * dim + d];
   }
 }
 
@@ -110,8 +112,9 @@ HWY_INLINE void powered_sums(const float* s, int n_blocks, float m, float power,
   }
 }
 
-// m [H] is raised to the group's largest scores. shrink [kLanes]: what o and l have to be multiplied
-// by. The heads are independent of each other until here, so that their latencies overlap.
+// m [H] is raised to the group's largest scores. shrink [kLanes]: what o and l have to be
+// multiplied by. The heads are independent of each other until here, so that their latencies
+// overlap.
 template <int H>
 HWY_INLINE void raise_maxima(const float* HWY_RESTRICT s, int n_blocks, float* HWY_RESTRICT m,
                              float* HWY_RESTRICT shrink) {
@@ -135,35 +138,46 @@ HWY_INLINE void raise_maxima(const float* HWY_RESTRICT s, int n_blocks, float* H
   }
 }
 
-// Scores -> exp(s - m) in place; m and l are brought up to date. shrink [kLanes]: what o has to be
-// multiplied by. The group's reference maximum for the masses is the new m.
-template <int H>
+// What a tier does with a vector of probabilities on the way: Full keeps them.
+struct KeepWeights {
+  HWY_INLINE void begin() {}
+  HWY_INLINE Vec<LaneTag> weight(int /*block*/, int /*part*/, Vec<LaneTag> p) { return p; }
+  HWY_INLINE void end(int /*head*/) {}
+};
+
+// Scores -> exp(s - m), as `grid` changes them, in place; m and l are brought up to date. shrink
+// [kLanes]: what o has to be multiplied by. The group's reference maximum for the masses is the new
+// m.
+template <int H, class Grid>
 HWY_INLINE void softmax_group(float* HWY_RESTRICT s, int n_blocks, const HeadState& state,
-                              const HeadMass& mass, float* HWY_RESTRICT shrink) {
+                              const HeadMass& mass, Grid grid, float* HWY_RESTRICT shrink) {
   const LaneTag d;
   static_assert(H <= kLanes);
   raise_maxima<H>(s, n_blocks, state.m, shrink);
   const bool plain = mass.power == 1.0F;
   for (int h = 0; h < H; ++h) {
     float* head = s + h * kLanes;
-    float* window_sum = mass.window_sum != nullptr ? mass.window_sum + h * mass.sum_stride : nullptr;
+    float* window_sum =
+        mass.window_sum != nullptr ? mass.window_sum + h * mass.sum_stride : nullptr;
     if (window_sum != nullptr && !plain) {
       powered_sums<H>(head, n_blocks, state.m[h], mass.power, window_sum);
     }
     if (mass.group_max != nullptr) mass.group_max[h] = state.m[h];
     const auto m = hn::Set(d, state.m[h]);
     auto total = hn::Zero(d);
+    grid.begin();
     for (int part = 0; part < kLanes; part += kLaneVec) {
       auto sum = hn::Zero(d);
       for (int b = 0; b < n_blocks; ++b) {
         float* at = head + b * H * kLanes + part;
         const auto p = exp_nonpositive(d, hn::Sub(hn::Load(d, at), m));
-        hn::Store(p, d, at);
         sum = hn::Add(sum, p);
+        hn::Store(grid.weight(b, part, p), d, at);
       }
       if (window_sum != nullptr && plain) hn::StoreU(sum, d, window_sum + part);
       total = hn::Add(total, sum);
     }
+    grid.end(h);
     state.l[h] = state.l[h] * shrink[h] + hn::GetLane(hn::SumOfLanes(d, total));
   }
 }
@@ -226,8 +240,9 @@ HWY_INLINE void add_values_with(D d, const fp16_t* v, const TokenWalk& walk, int
 
 // All channels; dim is a multiple of 4.
 template <int H>
-HWY_INLINE void add_all_values(const fp16_t* v, const TokenWalk& walk, int dim, std::ptrdiff_t ahead,
-                               const float* p, const float* shrink, const HeadState& state) {
+HWY_INLINE void add_all_values(const fp16_t* v, const TokenWalk& walk, int dim,
+                               std::ptrdiff_t ahead, const float* p, const float* shrink,
+                               const HeadState& state) {
   if (dim % kLaneVec == 0) {
     add_values_with<H>(LaneTag(), v, walk, dim, ahead, p, shrink, state);
   } else {

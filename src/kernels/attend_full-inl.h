@@ -36,7 +36,7 @@ struct Fp16Work {
     score_all<H>(k, n_blocks, stride_b, stride_c, dim, q, ahead, s);
     if (lanes < kLanes) mask_lanes<H>(n_blocks, lanes, s);
     if (score_out != nullptr) copy_scores<H>(s);
-    softmax_group<H>(s, n_blocks, state, mass, shrink);
+    softmax_group<H>(s, n_blocks, state, mass, KeepWeights(), shrink);
     add_all_values<H>(v, walk, dim, ahead, s, shrink, state);
   }
 
@@ -101,8 +101,9 @@ struct FullSweep {
       work.ahead = ahead;
       work.q = q + blocks.first(b) * dim;
       work.state = {p.state.o + head * dim, dim, p.state.m + head, p.state.l + head};
-      work.mass = {p.mass.window_sum == nullptr ? nullptr : p.mass.window_sum + row * kLanes, kLanes,
-                   p.mass.group_max == nullptr ? nullptr : p.mass.group_max + row, p.mass.power};
+      work.mass = {p.mass.window_sum == nullptr ? nullptr : p.mass.window_sum + row * kLanes,
+                   kLanes, p.mass.group_max == nullptr ? nullptr : p.mass.group_max + row,
+                   p.mass.power};
       run_heads<kHeadBlock>(blocks.count(b), work);
     }
   }

@@ -6,6 +6,8 @@
 #define QEVICT_KERNELS_ATTEND_QUANTIZED_INL_H_
 #endif
 
+#include <cstring>
+
 #include "kernels/quant_scores-inl.h"
 #include "kernels/quant_values-inl.h"
 
@@ -13,31 +15,44 @@ HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
 
-// One group and one block of query heads.
+// One group and one block of query heads: the scores of a block of pairs ...
 template <int kBits>
-struct QuantWork {
+struct ScoreWork {
   const Geometry& g;
   const QuantHead& head;
-  const CodeOrder& order;
   const float* factors;
+  int first_pair, count;
   const float* q;  // packed
   const char* next;
+  float* s;
+
+  template <int H>
+  void run() const {
+    score_quantized<H, kBits>(g, head, factors, first_pair, count, q, next, s);
+  }
+};
+
+// ... and, when they are complete, the rest.
+template <int kBits>
+struct ValueWork {
+  const Geometry& g;
+  const QuantHead& head;
+  const ValueGrid& grid;
+  int width;  // of CodeOrder
+  float* s;
   HeadState state;  // o in code order
   HeadMass mass;
 
   template <int H>
   void run() const {
-    HWY_ALIGN float s[kMaxWindow * H * kLanes];
     HWY_ALIGN float shrink[kLanes];
     float offset[H];
-    score_quantized<H, kBits>(g, head, factors, q, next, s);
     if (head.lanes < kLanes) mask_lanes<H>(g.window, head.lanes, s);
-    softmax_group<H>(s, g.window, state, mass, shrink);
-    fold_value_grid<H>(head, g.window, s, offset);
+    softmax_group<H>(s, g.window, state, mass, FoldGrid{grid, offset, hn::Zero(LaneTag())}, shrink);
     const CodeWalk walk = {head.v_codes, g.head_dim / (8 / kBits), head.lanes, g.window};
-    if (order.width == kLaneVec) {
+    if (width == kLaneVec) {
       add_codes_with<H, kBits>(LaneTag(), walk, s, shrink, offset, state.o, state.o_stride);
-    } else if (order.width == 4) {
+    } else if (width == 4) {
       add_codes_with<H, kBits>(hn::CappedTag<float, 4>(), walk, s, shrink, offset, state.o,
                                state.o_stride);
     } else {
@@ -78,18 +93,44 @@ struct QuantSweep {
              float* o) const {
     const Geometry& g = *p.geometry;
     const std::ptrdiff_t dim = g.head_dim;
+    const int pairs = g.head_dim / 2;
     const QuantHead head(g, p.groups[i], p.kv_head);
-    HWY_ALIGN float factors[kMaxHeadDim / 2 * kFactors * kLanes];
-    key_factors(head, g, p.phases + std::ptrdiff_t{i} * dim * kLanes, factors);
-    const GroupRef& wanted = p.groups[i + 1 < p.n_groups ? i + 1 : i];
-    const QuantHead next(g, wanted, p.kv_head);
+    const QuantHead next(g, p.groups[i + 1 < p.n_groups ? i + 1 : i], p.kv_head);
+    const KeyZeros zeros(head, g);
+    const float* phases = p.phases + std::ptrdiff_t{i} * dim * kLanes;
+    HWY_ALIGN float factors[kPairBlock * kFactors * kLanes];
+    HWY_ALIGN float s[kMaxWindow * kSweepHeads * kLanes];
+    std::memset(s, 0, sizeof(float) * g.window * n_heads * kLanes);
+    for (int c = 0; c < pairs; c += kPairBlock) {
+      const int count = HWY_MIN(kPairBlock, pairs - c);
+      key_factors(head, g, zeros.rows, phases, c, count, factors);
+      for (int b = 0; b < blocks.n_blocks; ++b) {
+        const std::ptrdiff_t first = blocks.first(b);
+        const ScoreWork<kBits> work = {g,
+                                       head,
+                                       factors,
+                                       c,
+                                       count,
+                                       q + first * dim * g.window,
+                                       reinterpret_cast<const char*>(next.k_codes),
+                                       s + first * g.window * kLanes};
+        run_heads<kHeadBlock>(blocks.count(b), work);
+      }
+    }
+    const ValueGrid grid(head, g.window);
+    // The scores have fetched what comes before them.
+    const std::ptrdiff_t grid_bytes = std::ptrdiff_t{4} * g.window * next.lanes;
+    for (std::ptrdiff_t at = 0; at < grid_bytes; at += 64) prefetch(next.v_scale, at);
     for (int b = 0; b < blocks.n_blocks; ++b) {
       const std::ptrdiff_t first = blocks.first(b);
       const std::ptrdiff_t at = first_head + first;
       const std::ptrdiff_t row = std::ptrdiff_t{i} * g.group_size() + at;
-      const QuantWork<kBits> work = {
-          g, head, order, factors, q + first * dim * g.window,
-          reinterpret_cast<const char*>(next.k_codes),
+      const ValueWork<kBits> work = {
+          g,
+          head,
+          grid,
+          order.width,
+          s + first * g.window * kLanes,
           {o + first * dim, dim, p.state.m + at, p.state.l + at},
           {p.mass.window_sum == nullptr ? nullptr : p.mass.window_sum + row * kLanes, kLanes,
            p.mass.group_max == nullptr ? nullptr : p.mass.group_max + row, p.mass.power}};
@@ -143,8 +184,8 @@ HWY_INLINE void transpose4(D d, Vec<D> (&x)[4]) {
   x[3] = hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, cd_high));
 }
 
-// Angle addition for 4 lanes and 4 pairs at a time, transposed to lane-major order. Lanes that do not
-// exist repeat the last one; the caller overwrites them.
+// Angle addition for 4 lanes and 4 pairs at a time, transposed to lane-major order. Lanes that do
+// not exist repeat the last one; the caller overwrites them.
 void window_phases(const WindowPhases& phases, const std::int32_t* windows, int lanes,
                    float* out) noexcept {
   const hn::CappedTag<float, 4> d;

@@ -48,8 +48,8 @@ inline std::vector<const KernelTable*> simd_kernels() {
   return tables;
 }
 
-// Full and Quantized groups with the given numbers of lanes, and n_recent tokens of the recent zone;
-// attention is computed for the second KV head.
+// Full and Quantized groups with the given numbers of lanes, and n_recent tokens of the recent
+// zone; attention is computed for the second KV head.
 class AttendScene {
  public:
   AttendScene(const AttendShape& shape, const std::vector<int>& lanes, int n_recent = 1)
@@ -79,7 +79,8 @@ class AttendScene {
   Attended full(const KernelTable& table, float power = 1.0F) const {
     State state(*this);
     Mass mass(*this, power);
-    table.attend_full({&g_, 1, q_.data(), full_.data(), int(full_.size()), state.ref(), mass.ref()});
+    table.attend_full(
+        {&g_, 1, q_.data(), full_.data(), int(full_.size()), state.ref(), mass.ref()});
     return finish(state, mass);
   }
 
@@ -123,9 +124,14 @@ class AttendScene {
     State state(*this);
     const Prepared prepared(*this, table);
     for (std::size_t i = 0; i < quantized_.size(); ++i) {
-      table.attend_quantized({&g_, 1, prepared.q_back.data(),
-                              prepared.phases.data() + i * g_.head_dim * kLanes, &quantized_[i], 1,
-                              state.ref(), {}});
+      table.attend_quantized({&g_,
+                              1,
+                              prepared.q_back.data(),
+                              prepared.phases.data() + i * g_.head_dim * kLanes,
+                              &quantized_[i],
+                              1,
+                              state.ref(),
+                              {}});
     }
     return finish(state, Mass(*this, 0.0F));
   }
@@ -148,7 +154,9 @@ class AttendScene {
         : power(p),
           sum(s.full_.size() * s.size_ * kLanes, -1.0F),
           max(s.full_.size() * s.size_, std::numeric_limits<float>::quiet_NaN()) {}
-    GroupMass ref() { return power == 0.0F ? GroupMass{} : GroupMass{sum.data(), max.data(), power}; }
+    GroupMass ref() {
+      return power == 0.0F ? GroupMass{} : GroupMass{sum.data(), max.data(), power};
+    }
     float power;
     std::vector<float> sum, max;
   };
@@ -203,8 +211,14 @@ class AttendScene {
     };
     table.attend_full({&g_, 1, q_.data(), full_.data(), int(full_.size()), state.ref(), {}});
     next_tier();
-    table.attend_quantized({&g_, 1, prepared.q_back.data(), prepared.phases.data(),
-                            quantized_.data(), int(quantized_.size()), state.ref(), {}});
+    table.attend_quantized({&g_,
+                            1,
+                            prepared.q_back.data(),
+                            prepared.phases.data(),
+                            quantized_.data(),
+                            int(quantized_.size()),
+                            state.ref(),
+                            {}});
     next_tier();
     table.attend_recent({&g_, 1, q_.data(), recent_ref(), state.ref(), nullptr, nullptr, 1.0F});
     next_tier();
@@ -264,7 +278,9 @@ class AttendScene {
       if (int(i / g_.head_dim % capacity_) >= n_recent_) recent_v_[i] = kNan16;
     }
   }
-  RecentRef recent_ref() const { return {recent_k_.data(), recent_v_.data(), capacity_, n_recent_}; }
+  RecentRef recent_ref() const {
+    return {recent_k_.data(), recent_v_.data(), capacity_, n_recent_};
+  }
 
   Geometry g_;
   int size_;

@@ -1,5 +1,5 @@
-// The loops below run over contiguous fp32 with no calls inside, so that the compiler vectorises them;
-// every operation is a single IEEE one, so the result does not depend on the vector width.
+// The loops below run over contiguous fp32 with no calls inside, so that the compiler vectorises
+// them; every operation is a single IEEE one, so the result does not depend on the vector width.
 #include "kernels/codec.h"
 
 #include <algorithm>
@@ -40,8 +40,8 @@ inline void make_grid(float low, float high, float levels, fp16_t* scale, fp16_t
   if (*scale == 0) *scale = kOne;
 }
 
-// clamp(round_half_even((x - zero) / scale), 0, levels), as a float. Clamping first is the same (the
-// bounds are whole) and keeps the value in the range where adding 2^23 rounds half to even.
+// clamp(round_half_even((x - zero) / scale), 0, levels), as a float. Clamping first is the same
+// (the bounds are whole) and keeps the value in the range where adding 2^23 rounds half to even.
 inline float code_of(float x, float scale, float zero, float levels) noexcept {
   float y = (x - zero) / scale;
   y = y < 0.0F ? 0.0F : y;
@@ -110,7 +110,8 @@ void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
     std::uint8_t* bytes = out.v_codes + static_cast<std::ptrdiff_t>(j) * dim / per_byte;
     for (int b = 0; b < dim / per_byte; ++b) {
       float byte = 0.0F;
-      for (int i = per_byte - 1; i >= 0; --i) byte = byte * (levels + 1.0F) + work[b * per_byte + i];
+      for (int i = per_byte - 1; i >= 0; --i)
+        byte = byte * (levels + 1.0F) + work[b * per_byte + i];
       bytes[b] = static_cast<std::uint8_t>(byte);
     }
   }
@@ -170,7 +171,8 @@ void quantize_window(const Geometry& g, const RopeSpec& rope, long long first_po
   quantize_window_pre_rope(g, k_pre, v_wide, block, scratch);
 }
 
-void dequantize_window(const Geometry& g, const std::uint8_t* block, float* k_pre, float* v) noexcept {
+void dequantize_window(const Geometry& g, const std::uint8_t* block, float* k_pre,
+                       float* v) noexcept {
   const int per_byte = 8 / g.quant_bits;
   const std::uint32_t mask = (1U << g.quant_bits) - 1U;
   const int dim = g.head_dim;

@@ -98,12 +98,12 @@ TEST(Codec, PacksTokensOfAChannelAndChannelsOfAToken) {
   const QuantBlock block = quant_block(g, bytes.data(), 0);
   // Codes 0 1 2 3, lowest bits first: 0b11'10'01'00.
   const std::uint8_t first = 0xe4;
-  EXPECT_EQ(block.k_codes[0], first);   // channel 0, tokens 0-3
-  EXPECT_EQ(block.k_codes[1], first);   // channel 0, tokens 4-7
-  EXPECT_EQ(block.k_codes[2], 0x39);    // channel 1: 1 2 3 0
-  EXPECT_EQ(block.v_codes[0], first);   // token 0, channels 0-3
-  EXPECT_EQ(block.v_codes[1], 0x39);    // token 1
-  EXPECT_EQ(block.v_codes[7], 0x93);    // token 7: 3 0 1 2
+  EXPECT_EQ(block.k_codes[0], first);  // channel 0, tokens 0-3
+  EXPECT_EQ(block.k_codes[1], first);  // channel 0, tokens 4-7
+  EXPECT_EQ(block.k_codes[2], 0x39);   // channel 1: 1 2 3 0
+  EXPECT_EQ(block.v_codes[0], first);  // token 0, channels 0-3
+  EXPECT_EQ(block.v_codes[1], 0x39);   // token 1
+  EXPECT_EQ(block.v_codes[7], 0x93);   // token 7: 3 0 1 2
   EXPECT_EQ(fp16_to_fp32(block.k_scale[3]), 1.0F);
   EXPECT_EQ(fp16_to_fp32(block.v_zero[3]), 0.0F);
 
@@ -147,7 +147,11 @@ TEST(Codec, DequantizedWindowLiesWithinHalfAStep) {
 // The keys are un-rotated at their own positions: rotated copies of one vector give equal codes.
 TEST(Codec, UnrotatesKeysAtTheirPositions) {
   for (const RopePairing pairing : {RopePairing::Neox, RopePairing::Interleaved}) {
-    const Geometry g{.n_heads = 1, .n_kv_heads = 1, .head_dim = 32, .window = 8, .quant_bits = 2,
+    const Geometry g{.n_heads = 1,
+                     .n_kv_heads = 1,
+                     .head_dim = 32,
+                     .window = 8,
+                     .quant_bits = 2,
                      .pairing = pairing};
     const RopeSpec rope = RopeSpec::plain(pairing, 32, 1e6);
     const long long position = 100005;
@@ -158,7 +162,8 @@ TEST(Codec, UnrotatesKeysAtTheirPositions) {
     std::vector<float> row(32);
     for (int j = 0; j < 8; ++j) {
       rope_angles(rope, position + j, cos.data(), sin.data());
-      for (int c = 0; c < 32; ++c) row[c] = static_cast<float>(j % 4) + 0.25F * static_cast<float>(c);
+      for (int c = 0; c < 32; ++c)
+        row[c] = static_cast<float>(j % 4) + 0.25F * static_cast<float>(c);
       rope_rotate(rope, cos.data(), sin.data(), 1.0F, row.data());
       for (int c = 0; c < 32; ++c) k[j * 32 + c] = fp32_to_fp16(row[c]);
     }

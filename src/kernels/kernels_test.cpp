@@ -20,7 +20,8 @@ void expect_close(const Attended& got, const Attended& want, const std::string& 
   EXPECT_LE(relative_l2(got.out, want.out), kTolerance) << what;
   ASSERT_EQ(got.mass.size(), want.mass.size());
   for (std::size_t i = 0; i < got.mass.size(); ++i) {
-    ASSERT_NEAR(got.mass[i], want.mass[i], kMassTolerance * want.mass[i] + 1e-12) << what << " " << i;
+    ASSERT_NEAR(got.mass[i], want.mass[i], kMassTolerance * want.mass[i] + 1e-12)
+        << what << " " << i;
   }
 }
 

@@ -28,7 +28,8 @@ QuantParts quant_parts(const Geometry& g, int lanes) noexcept {
 
 // Copies n items between a packed row and one lane of lane-major storage, either way.
 template <typename T, bool kStore>
-void copy_lane(std::uint8_t* group, int lanes, int lane, std::uint8_t* packed, std::size_t n) noexcept {
+void copy_lane(std::uint8_t* group, int lanes, int lane, std::uint8_t* packed,
+               std::size_t n) noexcept {
   for (std::size_t i = 0; i < n; ++i) {
     std::uint8_t* in_group = group + (i * lanes + lane) * sizeof(T);
     std::uint8_t* in_packed = packed + i * sizeof(T);

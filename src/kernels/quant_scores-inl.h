@@ -1,9 +1,11 @@
-// Scores of quantised keys: dequantise, rotate by the window's base and multiply with q in registers.
+// Scores of quantised keys: dequantise, rotate by the window's base and multiply with q in
+// registers.
 //
 // With k = code * scale + zero for both channels of a RoPE pair and the base angle (cos, sin):
 //   rotated first  = code1 * (scale1 cos) - code2 * (scale2 sin) + (zero1 cos - zero2 sin)
 //   rotated second = code1 * (scale1 sin) + code2 * (scale2 cos) + (zero1 sin + zero2 cos)
-// The six factors in brackets hold for all tokens of the window: KeyFactors, made once per group.
+// The six factors in brackets hold for all tokens of the window. They are made for kPairBlock pairs
+// at a time, used for all tokens and heads, and so stay in the first cache level.
 #if defined(QEVICT_KERNELS_QUANT_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QEVICT_KERNELS_QUANT_SCORES_INL_H_
 #undef QEVICT_KERNELS_QUANT_SCORES_INL_H_
@@ -45,26 +47,34 @@ struct QuantHead {
 };
 
 inline constexpr int kFactors = 6;
+inline constexpr int kPairBlock = 16;
 
-// factors: [pairs][kFactors][kLanes]. Rows of 16 lanes are read whole (see attend_full-inl.h).
-HWY_INLINE void key_factors(const QuantHead& head, const Geometry& g, const float* phases,
+// Key zeros whose rows of 16 lanes can be read whole (see attend_full-inl.h): the allocation may
+// end less than a row after them.
+struct KeyZeros {
+  KeyZeros(const QuantHead& head, const Geometry& g) : rows(head.k_zero) {
+    const auto after = static_cast<std::size_t>(head.k_codes + head.bytes - head.v_codes);
+    if (after >= kLanes * sizeof(fp16_t)) return;
+    std::memcpy(padded, rows, sizeof(fp16_t) * g.head_dim * head.lanes);
+    rows = padded;
+  }
+  KeyZeros(const KeyZeros&) = delete;
+  const fp16_t* rows;
+  HWY_ALIGN fp16_t padded[128];
+};
+
+// Factors of pairs first_pair .. first_pair + count - 1: [count][kFactors][kLanes].
+HWY_INLINE void key_factors(const QuantHead& head, const Geometry& g, const fp16_t* zeros,
+                            const float* phases, int first_pair, int count,
                             float* HWY_RESTRICT factors) {
   const LaneTag d;
   const int pairs = g.head_dim / 2;
   const bool neox = g.pairing == RopePairing::Neox;
-  const fp16_t* zeros = head.k_zero;
-  // What follows the key zeros may be shorter than one row.
-  HWY_ALIGN fp16_t padded[128];
-  if (head.bytes - (reinterpret_cast<const std::uint8_t*>(head.v_codes) - head.k_codes) <
-      kLanes * sizeof(fp16_t)) {
-    std::memcpy(padded, zeros, sizeof(fp16_t) * g.head_dim * head.lanes);
-    zeros = padded;
-  }
-  for (int c = 0; c < pairs; ++c) {
+  for (int c = first_pair; c < first_pair + count; ++c) {
     const std::ptrdiff_t first = std::ptrdiff_t{neox ? c : 2 * c} * head.lanes;
     const std::ptrdiff_t second = first + std::ptrdiff_t{neox ? pairs : 1} * head.lanes;
     const float* phase = phases + std::ptrdiff_t{c} * 2 * kLanes;
-    float* out = factors + std::ptrdiff_t{c} * kFactors * kLanes;
+    float* out = factors + std::ptrdiff_t{c - first_pair} * kFactors * kLanes;
     for (int part = 0; part < kLanes; part += kLaneVec, out += kLaneVec) {
       const auto cos = hn::LoadU(d, phase + part);
       const auto sin = hn::LoadU(d, phase + kLanes + part);
@@ -108,8 +118,9 @@ struct CodeRows {
   std::ptrdiff_t step;    // from pair to pair
 };
 
-// Scores of tokens j and j + 1, whose codes are neighbours in a byte: in its upper half when kUpper.
-// q: packed, of token j. next: what will be wanted later, as many bytes as fit.
+// Adds `pairs` pairs to the scores of tokens j and j + 1, whose codes are neighbours in a byte: in
+// its upper half when kUpper. q: packed, of token j. next: what will be wanted later; as many bytes
+// are fetched as codes are read.
 template <int H, int kBits, bool kUpper>
 HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_RESTRICT factors,
                           const float* HWY_RESTRICT q, std::ptrdiff_t q_token, const char* next,
@@ -118,22 +129,21 @@ HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_REST
   using V = Vec<LaneTag>;
   for (int part = 0; part < kLanes; part += kLaneVec) {
     V sum[2][H];
-    for (int h = 0; h < H; ++h) sum[0][h] = sum[1][h] = hn::Zero(d);
+    for (int h = 0; h < H; ++h) {
+      for (int t = 0; t < 2; ++t) sum[t][h] = hn::Load(d, s + (t * H + h) * kLanes + part);
+    }
     const std::uint8_t* row = rows.first + part;
     const float* f = factors + part;
     const float* qc = q;
     for (int c = 0; c < pairs; ++c, row += rows.step, f += kFactors * kLanes, qc += 2 * H) {
-      auto bytes1 = load_u8(d, row);
-      auto bytes2 = load_u8(d, row + rows.second);
-      if constexpr (kUpper) {
-        bytes1 = hn::ShiftRight<4>(bytes1);
-        bytes2 = hn::ShiftRight<4>(bytes2);
-      }
+      const auto bytes1 = load_u8(d, row);
+      const auto bytes2 = load_u8(d, row + rows.second);
       for (int i = 0; i < kBits / 2; ++i) prefetch(next, (std::ptrdiff_t{c} * kBits / 2 + i) * 64);
-      V code1[2];
-      V code2[2];
-      decode_two<kBits>(d, bytes1, code1[0], code1[1]);
-      decode_two<kBits>(d, bytes2, code2[0], code2[1]);
+      constexpr int kShift = kUpper ? 4 : 0;
+      const V code1[2] = {decode<kBits, kShift>(d, bytes1),
+                          decode<kBits, kShift + kBits>(d, bytes1)};
+      const V code2[2] = {decode<kBits, kShift>(d, bytes2),
+                          decode<kBits, kShift + kBits>(d, bytes2)};
       V key1[2];
       V key2[2];
       for (int t = 0; t < 2; ++t) {
@@ -156,25 +166,30 @@ HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_REST
   }
 }
 
-// s [window][H][kLanes].
+// Adds pairs first_pair .. first_pair + count - 1 to the scores s [window][H][kLanes].
 template <int H, int kBits>
 HWY_INLINE void score_quantized(const Geometry& g, const QuantHead& head, const float* factors,
-                                const float* q, const char* next, float* s) {
+                                int first_pair, int count, const float* q, const char* next,
+                                float* s) {
   const int pairs = g.head_dim / 2;
   const bool neox = g.pairing == RopePairing::Neox;
   constexpr int kPerByte = 8 / kBits;
   const std::ptrdiff_t channel = std::ptrdiff_t{g.window / kPerByte} * head.lanes;
+  const std::ptrdiff_t step = neox ? channel : 2 * channel;
   const std::ptrdiff_t q_token = std::ptrdiff_t{g.head_dim} * H;
+  const std::uint8_t* codes = head.k_codes + first_pair * step;
+  q += std::ptrdiff_t{first_pair} * 2 * H;
+  next += std::ptrdiff_t{first_pair} * g.window * 16 * kBits;  // 64 bytes for two 2-bit tokens
   for (int j = 0; j < g.window; j += 2) {
-    const CodeRows rows = {head.k_codes + std::ptrdiff_t{j / kPerByte} * head.lanes,
-                           neox ? pairs * channel : channel, neox ? channel : 2 * channel};
+    const CodeRows rows = {codes + std::ptrdiff_t{j / kPerByte} * head.lanes,
+                           neox ? pairs * channel : channel, step};
     const float* qj = q + j * q_token;
     float* sj = s + std::ptrdiff_t{j} * H * kLanes;
-    const char* ahead = next + std::ptrdiff_t{j} / 2 * pairs * 64 * kBits / 2;
+    const char* ahead = next + std::ptrdiff_t{j} * count * 16 * kBits;
     if (kBits == 2 && j % 4 == 2) {
-      score_two<H, kBits, true>(rows, pairs, factors, qj, q_token, ahead, sj);
+      score_two<H, kBits, true>(rows, count, factors, qj, q_token, ahead, sj);
     } else {
-      score_two<H, kBits, false>(rows, pairs, factors, qj, q_token, ahead, sj);
+      score_two<H, kBits, false>(rows, count, factors, qj, q_token, ahead, sj);
     }
   }
 }

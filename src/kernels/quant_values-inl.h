@@ -14,47 +14,49 @@ HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
 
-// One row of a value grid, widened; lanes that do not exist become 0. The row may be the last of the
-// allocation.
-HWY_INLINE void load_grid_row(const fp16_t* row, int lanes, float* HWY_RESTRICT out) {
-  const LaneTag d;
-  HWY_ALIGN fp16_t padded[kLanes];
-  if (lanes < kLanes) {
-    std::memset(padded, 0, sizeof(padded));
-    std::memcpy(padded, row, sizeof(fp16_t) * lanes);
-    row = padded;
+// The value grid of one group, widened: scale and zero [window][kLanes]. Lanes that do not exist
+// are 0.
+struct ValueGrid {
+  ValueGrid(const QuantHead& head, int window) {
+    load(head.v_scale, head.lanes, window, scale);
+    load(head.v_zero, head.lanes, window, zero);
   }
-  for (int part = 0; part < kLanes; part += kLaneVec) {
-    hn::Store(load_f16(d, row + part), d, out + part);
-  }
-}
 
-// p -> p * scale in place; offset [H]: sum of p * zero, which every channel of o gets.
-template <int H>
-HWY_INLINE void fold_value_grid(const QuantHead& head, int window, float* HWY_RESTRICT p,
-                                float* HWY_RESTRICT offset) {
-  const LaneTag d;
-  HWY_ALIGN float scale[kLanes];
-  HWY_ALIGN float zero[kLanes];
-  HWY_ALIGN float sums[H * kLaneVec] = {};
-  for (int j = 0; j < window; ++j) {
-    load_grid_row(head.v_scale + std::ptrdiff_t{j} * head.lanes, head.lanes, scale);
-    load_grid_row(head.v_zero + std::ptrdiff_t{j} * head.lanes, head.lanes, zero);
-    for (int h = 0; h < H; ++h) {
-      float* row = p + (std::ptrdiff_t{j} * H + h) * kLanes;
-      auto sum = hn::Load(d, sums + h * kLaneVec);
-      for (int part = 0; part < kLanes; part += kLaneVec) {
-        const auto weight = hn::Load(d, row + part);
-        sum = hn::MulAdd(weight, hn::Load(d, zero + part), sum);
-        hn::Store(hn::Mul(weight, hn::Load(d, scale + part)), d, row + part);
+  // The last rows may be the end of the allocation: fewer lanes are copied first.
+  static HWY_INLINE void load(const fp16_t* rows, int lanes, int window, float* out) {
+    const LaneTag d;
+    HWY_ALIGN fp16_t padded[kLanes] = {};
+    for (int j = 0; j < window; ++j, rows += lanes) {
+      const fp16_t* row = rows;
+      if (lanes < kLanes) {
+        std::memcpy(padded, rows, sizeof(fp16_t) * lanes);
+        row = padded;
       }
-      hn::Store(sum, d, sums + h * kLaneVec);
+      for (int part = 0; part < kLanes; part += kLaneVec) {
+        hn::Store(load_f16(d, row + part), d, out + j * kLanes + part);
+      }
     }
   }
-  for (int h = 0; h < H; ++h) {
-    offset[h] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, sums + h * kLaneVec)));
+
+  HWY_ALIGN float scale[kMaxWindow * kLanes];
+  HWY_ALIGN float zero[kMaxWindow * kLanes];
+};
+
+// Folds the grid into the probabilities: p -> p * scale, and offset[h] = sum of p * zero, which
+// every channel of o gets.
+struct FoldGrid {
+  const ValueGrid& grid;
+  float* HWY_RESTRICT offset;
+  Vec<LaneTag> sum;
+
+  HWY_INLINE void begin() { sum = hn::Zero(LaneTag()); }
+  HWY_INLINE Vec<LaneTag> weight(int block, int part, Vec<LaneTag> p) {
+    const LaneTag d;
+    sum = hn::MulAdd(p, hn::Load(d, grid.zero + block * kLanes + part), sum);
+    return hn::Mul(p, hn::Load(d, grid.scale + block * kLanes + part));
   }
-}
+  HWY_INLINE void end(int head) { offset[head] = hn::GetLane(hn::SumOfLanes(LaneTag(), sum)); }
+};
 
 // Where the codes of one vector of bytes stand: kPerByte vectors of channels come out of them.
 struct CodeWalk {
@@ -81,11 +83,15 @@ HWY_INLINE void add_codes(D d, const CodeWalk& walk, const float* HWY_RESTRICT p
   for (int n = 0; n < walk.lanes; ++n) {
     Separate<kVecs> pt(p + n);
     for (int j = 0; j < walk.window; ++j, row += walk.row_bytes, pt.advance(H * kLanes)) {
-      auto bytes = load_u8(d, row);
-      if constexpr (kUpper) bytes = hn::ShiftRight<4>(bytes);
+      constexpr int kShift = kUpper ? 4 : 0;
+      const auto bytes = load_u8(d, row);
       Vec<D> code[kVecs];
-      decode_two<kBits>(d, bytes, code[0], code[1]);
-      if constexpr (kPairs == 2) decode_two<kBits>(d, hn::ShiftRight<4>(bytes), code[2], code[3]);
+      code[0] = decode<kBits, kShift>(d, bytes);
+      code[1] = decode<kBits, kShift + kBits>(d, bytes);
+      if constexpr (kPairs == 2) {
+        code[2] = decode<kBits, 4>(d, bytes);
+        code[3] = decode<kBits, 4 + kBits>(d, bytes);
+      }
       for (int h = 0; h < H; ++h) {
         for (int i = 0; i < kVecs; ++i) {
           sum[h][i] = hn::MulAdd(code[i], hn::Set(d, pt.at[i][h * kLanes]), sum[h][i]);
@@ -110,7 +116,7 @@ HWY_INLINE void add_codes_with(D d, CodeWalk walk, const float* p, const float* 
     float* ob = o + b * kPerByte;
     if constexpr (kBits == 4) {
       add_codes<H, 4, 1, false>(d, walk, p, shrink, offset, ob, o_stride);
-    } else if constexpr (H * 4 <= kRegisters / 2) {
+    } else if constexpr (H * 8 <= kRegisters / 2) {
       add_codes<H, 2, 2, false>(d, walk, p, shrink, offset, ob, o_stride);
     } else {
       add_codes<H, 2, 1, false>(d, walk, p, shrink, offset, ob, o_stride);

@@ -37,8 +37,8 @@ struct QuantHead {
     k_codes_ = group.data + head * kv_head;
     k_scale_ = reinterpret_cast<const fp16_t*>(k_codes_ + g.code_bytes_per_head() * lanes_);
     k_zero_ = k_scale_ + static_cast<std::ptrdiff_t>(g.head_dim) * lanes_;
-    v_codes_ = reinterpret_cast<const std::uint8_t*>(k_zero_ +
-                                                     static_cast<std::ptrdiff_t>(g.head_dim) * lanes_);
+    v_codes_ = reinterpret_cast<const std::uint8_t*>(
+        k_zero_ + static_cast<std::ptrdiff_t>(g.head_dim) * lanes_);
     v_scale_ = reinterpret_cast<const fp16_t*>(v_codes_ + g.code_bytes_per_head() * lanes_);
     v_zero_ = v_scale_ + static_cast<std::ptrdiff_t>(g.window) * lanes_;
   }

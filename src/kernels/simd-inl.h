@@ -49,7 +49,8 @@ HWY_INLINE Vec<hn::RebindToSigned<D>> load_u8(D, const std::uint8_t* p) {
   return hn::PromoteTo(hn::RebindToSigned<D>(), hn::LoadU(d8, p));
 }
 
-// exp(x) for x <= 0, -inf included; relative error below 1.2e-7. Results below 2^-124 become 0.
+// exp(x) for x <= 0, -inf included; relative error below 1.2e-7 + 3e-9 |x|. Results below 2^-124
+// become 0.
 template <class D>
 HWY_INLINE Vec<D> exp_nonpositive(D d, Vec<D> x) {
   const hn::RebindToSigned<D> di;
@@ -58,8 +59,13 @@ HWY_INLINE Vec<D> exp_nonpositive(D d, Vec<D> x) {
   const auto in_range = hn::Ge(x, hn::Set(d, -86.0F));
   const auto shifted = hn::MulAdd(x, hn::Set(d, 0x1.715476p0F), shifter);
   const auto n = hn::Sub(shifted, shifter);
-  auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e400p-1F), x);  // exact product: short constant
+#if HWY_TARGET <= HWY_AVX2
+  const auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e43p-1F), x);
+#else
+  // Without a fused multiplication the first product must be exact: a short constant, and its rest.
+  auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e4p-1F), x);
   r = hn::NegMulAdd(n, hn::Set(d, 0x1.7f7d1cp-20F), r);
+#endif
   // exp(r) on |r| <= ln 2 / 2: interpolation at Chebyshev nodes, error 1.1e-8.
   auto y = hn::MulAdd(hn::Set(d, 0x1.6d4334p-10F), r, hn::Set(d, 0x1.123dap-7F));
   y = hn::MulAdd(y, r, hn::Set(d, 0x1.5554e8p-5F));
@@ -67,43 +73,28 @@ HWY_INLINE Vec<D> exp_nonpositive(D d, Vec<D> x) {
   y = hn::MulAdd(y, r, hn::Set(d, 0.5F));
   const auto one = hn::Set(d, 1.0F);
   y = hn::MulAdd(hn::MulAdd(y, r, one), r, one);
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::IfThenElseZero(in_range, hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent)));
+  const auto bits = hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
+  return hn::BitCast(d, hn::IfThenElseZero(hn::RebindMask(di, in_range), bits));
 }
 
-template <class D>
-HWY_INLINE float exp_scalar(D d, float x) {
-  return hn::GetLane(exp_nonpositive(d, hn::Set(d, x)));
-}
-
-// The two codes in the lowest 2 * kBits bits of each lane, as floats; higher bits hold anything.
-template <int kBits, class D>
-HWY_INLINE void decode_two(D d, Vec<hn::RebindToSigned<D>> x, Vec<D>& first, Vec<D>& second) {
+// The code in bits kShift .. kShift + kBits - 1 of each lane, as a float. Its bits become the unit
+// of the mantissa of 2^(23 - kShift), which is then subtracted: on AVX-512 two instructions that
+// leave the multipliers alone, where a table lookup would not.
+template <int kBits, int kShift, class D>
+HWY_INLINE Vec<D> decode(D d, Vec<hn::RebindToSigned<D>> x) {
   const hn::RebindToSigned<D> di;
+  const auto mask = hn::Set(di, ((1 << kBits) - 1) << kShift);
 #if HWY_TARGET <= HWY_AVX3
-  if constexpr (hn::MaxLanes(D()) == 16) {
-    // A lookup by the lowest 4 bits, whose table ignores the bits that are not the code's.
-    if constexpr (kBits == 2) {
-      const __m512 low = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-      const __m512 high = _mm512_setr_ps(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      first = Vec<D>{_mm512_permutexvar_ps(x.raw, low)};
-      second = Vec<D>{_mm512_permutexvar_ps(x.raw, high)};
-    } else {
-      const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      first = Vec<D>{_mm512_permutexvar_ps(x.raw, all)};
-      second = Vec<D>{_mm512_permutexvar_ps(hn::ShiftRight<4>(x).raw, all)};
-    }
-    return;
-  }
+  const auto base = hn::Set(d, static_cast<float>(1 << (23 - kShift)));
+  return hn::Sub(hn::BitCast(d, hn::OrAnd(hn::BitCast(di, base), x, mask)), base);
+#else
+  return hn::ConvertTo(d, hn::ShiftRight<kShift>(hn::And(x, mask)));
 #endif
-  const auto mask = hn::Set(di, (1 << kBits) - 1);
-  first = hn::ConvertTo(d, hn::And(x, mask));
-  second = hn::ConvertTo(d, hn::And(hn::ShiftRight<kBits>(x), mask));
 }
 
 // n pointers to the same floats that the compiler takes for different ones. It then multiplies by a
-// broadcast memory operand each time instead of keeping the broadcast in a register for several uses:
-// on AVX-512 that is up to 15 % faster.
+// broadcast memory operand each time instead of keeping the broadcast in a register for several
+// uses: on AVX-512 that is up to 15 % faster.
 template <int n>
 struct Separate {
   HWY_INLINE explicit Separate(const float* p) {

@@ -45,9 +45,7 @@ std::string take_backend_error() {
   return text;
 }
 
-ggml_backend_dev_t cpu_device() {
-  return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
+ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
 std::vector<ggml_backend_buffer_type_t> cpu_extra_buffer_types() {
   std::vector<ggml_backend_buffer_type_t> types;

@@ -1,8 +1,8 @@
 // What every user of ggml and llama.cpp in this folder needs once: set-up, silence, the CPU device.
 //
 // Both libraries print to stderr by default. Here everything they log goes to a sink that keeps the
-// last error, so that a failed call can say why. Thread safety: every function may be called from any
-// thread.
+// last error, so that a failed call can say why. Thread safety: every function may be called from
+// any thread.
 #pragma once
 
 #include <string>

@@ -47,9 +47,9 @@ class GgmlForward final : public Forward {
   const Weights& weights_;
   int n_threads_;
   Pool pool_;
-  GraphRunner block_;   // one layer over a block of rows, rebuilt each time
+  GraphRunner block_;  // one layer over a block of rows, rebuilt each time
   GraphRunner head_;
-  GraphRunner decode_;  // built once
+  GraphRunner decode_;              // built once
   Attention* attention_ = nullptr;  // of the call in progress
   SeamCall block_call_;
   std::vector<SeamCall> decode_calls_;
@@ -86,8 +86,7 @@ Status GgmlForward::layer(int layer, float* hidden, int n_tokens, Attention& att
   block_call_ = {&attention_, layer, n_tokens};
   ggml_context* context = block_.begin();
   ggml_tensor* input = external_rows(context, h_.n_embd, n_tokens, hidden);
-  ggml_tensor* output =
-      add_layer(context, h_, weights_.layer(layer), input, n_rows, &block_call_);
+  ggml_tensor* output = add_layer(context, h_, weights_.layer(layer), input, n_rows, &block_call_);
   // The last operation writes straight over the rows it replaces; nothing reads them any more.
   output->data = hidden + static_cast<std::size_t>(n_tokens - n_rows) * h_.n_embd;
   if (Status status = block_.finish(output); !status) return status;

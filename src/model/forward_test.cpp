@@ -32,11 +32,11 @@ class ForwardTest : public testing::Test {
  protected:
   static const Model& model() {
     static const std::unique_ptr<Model> kModel = [] {
-      const auto path = std::filesystem::temp_directory_path() / "qevict_forward_test.gguf";
+      const std::string path = temp_model_path("forward");
       TinyModel tiny;
       tiny.head_dim = 16, tiny.n_ff = 96, tiny.n_layers = 3, tiny.arch = "qwen3", tiny.n_embd = 48;
-      EXPECT_EQ(write_tiny_model(path.string(), tiny), "");
-      auto model = Model::load(path.string(), {});
+      EXPECT_EQ(write_tiny_model(path, tiny), "");
+      auto model = Model::load(path, {});
       EXPECT_TRUE(model) << model.error().message;
       std::filesystem::remove(path);  // stays mapped
       return std::move(*model);

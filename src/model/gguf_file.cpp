@@ -31,8 +31,10 @@ Status read_all(int fd, std::byte* out, std::size_t size, const std::string& pat
   while (done < size) {
     const ssize_t n = ::read(fd, out + done, size - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return runtime_error("reading failed: " + errno_text() + " (" + path + "): check the disk");
-    if (n == 0) return runtime_error("the file became shorter while it was read (" + path + "): try again");
+    if (n < 0)
+      return runtime_error("reading failed: " + errno_text() + " (" + path + "): check the disk");
+    if (n == 0)
+      return runtime_error("the file became shorter while it was read (" + path + "): try again");
     done += static_cast<std::size_t>(n);
   }
   return {};
@@ -42,19 +44,32 @@ Status read_all(int fd, std::byte* out, std::size_t size, const std::string& pat
 
 const char* to_string(GgufType type) {
   switch (type) {
-    case GgufType::Uint8: return "uint8";
-    case GgufType::Int8: return "int8";
-    case GgufType::Uint16: return "uint16";
-    case GgufType::Int16: return "int16";
-    case GgufType::Uint32: return "uint32";
-    case GgufType::Int32: return "int32";
-    case GgufType::Float32: return "float32";
-    case GgufType::Bool: return "bool";
-    case GgufType::String: return "string";
-    case GgufType::Array: return "array";
-    case GgufType::Uint64: return "uint64";
-    case GgufType::Int64: return "int64";
-    case GgufType::Float64: return "float64";
+    case GgufType::Uint8:
+      return "uint8";
+    case GgufType::Int8:
+      return "int8";
+    case GgufType::Uint16:
+      return "uint16";
+    case GgufType::Int16:
+      return "int16";
+    case GgufType::Uint32:
+      return "uint32";
+    case GgufType::Int32:
+      return "int32";
+    case GgufType::Float32:
+      return "float32";
+    case GgufType::Bool:
+      return "bool";
+    case GgufType::String:
+      return "string";
+    case GgufType::Array:
+      return "array";
+    case GgufType::Uint64:
+      return "uint64";
+    case GgufType::Int64:
+      return "int64";
+    case GgufType::Float64:
+      return "float64";
   }
   return "unknown";
 }
@@ -72,9 +87,10 @@ Result<GgufFile> GgufFile::open(const std::string& path, bool use_mmap) {
   if (file.fd < 0) {
     return bad_input("cannot open the model: " + errno_text() + " (" + path + "): check the path");
   }
-  struct stat info {};
+  struct stat info{};
   if (::fstat(file.fd, &info) != 0) {
-    return bad_input("cannot examine the model: " + errno_text() + " (" + path + "): check the path");
+    return bad_input("cannot examine the model: " + errno_text() + " (" + path +
+                     "): check the path");
   }
   if (!S_ISREG(info.st_mode)) {
     return bad_input("not a regular file (" + path + "): give the path of a .gguf file");
@@ -94,7 +110,8 @@ Result<GgufFile> GgufFile::open(const std::string& path, bool use_mmap) {
     }
     held.data_ = {static_cast<const std::byte*>(address), size};
   } else {
-    auto* memory = static_cast<std::byte*>(std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage));
+    auto* memory =
+        static_cast<std::byte*>(std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage));
     if (memory == nullptr) {
       return runtime_error("no memory for " + std::to_string(size) + " bytes (" + path +
                            "): load with mmap or use a smaller model");
@@ -160,8 +177,9 @@ const GgufValue* GgufFile::find(std::string_view key) const {
 }
 
 std::unexpected<Error> GgufFile::error(const std::string& what, const std::string& advice) const {
-  return bad_input(what + " (" + path_ + "): " +
-                   (advice.empty() ? "download the file again or convert the model again" : advice));
+  return bad_input(
+      what + " (" + path_ +
+      "): " + (advice.empty() ? "download the file again or convert the model again" : advice));
 }
 
 }  // namespace qevict

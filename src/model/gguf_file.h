@@ -1,9 +1,9 @@
 // A GGUF file, read only and completely validated before anything else looks at it.
 //
 // ggml and llama.cpp abort on files that break their assumptions, so nothing of a file reaches them
-// unchecked. open() verifies every count, length, type, name, offset and size against the bytes that
-// are there; afterwards each view handed out lies inside the file. Views live as long as the object.
-// Thread safety: immutable after open().
+// unchecked. open() verifies every count, length, type, name, offset and size against the bytes
+// that are there; afterwards each view handed out lies inside the file. Views live as long as the
+// object. Thread safety: immutable after open().
 #pragma once
 
 #include <array>
@@ -20,7 +20,19 @@
 namespace qevict {
 
 enum class GgufType : std::uint32_t {
-  Uint8, Int8, Uint16, Int16, Uint32, Int32, Float32, Bool, String, Array, Uint64, Int64, Float64,
+  Uint8,
+  Int8,
+  Uint16,
+  Int16,
+  Uint32,
+  Int32,
+  Float32,
+  Bool,
+  String,
+  Array,
+  Uint64,
+  Int64,
+  Float64,
 };
 const char* to_string(GgufType type);
 
@@ -34,10 +46,10 @@ struct GgufValue {
 
 struct GgufTensor {
   std::string name;
-  int type = 0;                        // ggml_type, known to ggml
-  int n_dims = 0;                      // 1..4
+  int type = 0;    // ggml_type, known to ggml
+  int n_dims = 0;  // 1..4
   std::array<std::int64_t, 4> shape{1, 1, 1, 1};
-  std::uint64_t offset = 0;            // from the start of the file
+  std::uint64_t offset = 0;  // from the start of the file
   std::uint64_t n_bytes = 0;
   std::int64_t n_elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };

@@ -22,17 +22,22 @@ std::uint64_t scalar_size(GgufType type) {
   switch (type) {
     case GgufType::Uint8:
     case GgufType::Int8:
-    case GgufType::Bool: return 1;
+    case GgufType::Bool:
+      return 1;
     case GgufType::Uint16:
-    case GgufType::Int16: return 2;
+    case GgufType::Int16:
+      return 2;
     case GgufType::Uint32:
     case GgufType::Int32:
-    case GgufType::Float32: return 4;
+    case GgufType::Float32:
+      return 4;
     case GgufType::Uint64:
     case GgufType::Int64:
-    case GgufType::Float64: return 8;
+    case GgufType::Float64:
+      return 8;
     case GgufType::String:
-    case GgufType::Array: return 0;
+    case GgufType::Array:
+      return 0;
   }
   return 0;
 }
@@ -97,8 +102,9 @@ bool GgufParser::read_header() {
   if (!read(version)) return false;
   if (version != 2 && version != 3) {
     const bool swapped = version != 0 && (version & 0xFFFF) == 0;
-    return fail("GGUF version " + number(version) + " is not supported; versions 2 and 3 are",
-                swapped ? "the file is big-endian; convert the model for little-endian machines" : "");
+    return fail(
+        "GGUF version " + number(version) + " is not supported; versions 2 and 3 are",
+        swapped ? "the file is big-endian; convert the model for little-endian machines" : "");
   }
   file_.version_ = static_cast<int>(version);
   if (!read(n_tensors_) || !read(n_values_)) return false;

@@ -24,13 +24,27 @@ std::string short_number(double x) {
 // False where the element is no integer type or does not fit.
 bool integer_at(const GgufValue& value, std::uint64_t i, std::int64_t& out) {
   switch (value.element) {
-    case GgufType::Uint8: out = load<std::uint8_t>(value.bytes, i); return true;
-    case GgufType::Int8: out = load<std::int8_t>(value.bytes, i); return true;
-    case GgufType::Uint16: out = load<std::uint16_t>(value.bytes, i); return true;
-    case GgufType::Int16: out = load<std::int16_t>(value.bytes, i); return true;
-    case GgufType::Uint32: out = load<std::uint32_t>(value.bytes, i); return true;
-    case GgufType::Int32: out = load<std::int32_t>(value.bytes, i); return true;
-    case GgufType::Int64: out = load<std::int64_t>(value.bytes, i); return true;
+    case GgufType::Uint8:
+      out = load<std::uint8_t>(value.bytes, i);
+      return true;
+    case GgufType::Int8:
+      out = load<std::int8_t>(value.bytes, i);
+      return true;
+    case GgufType::Uint16:
+      out = load<std::uint16_t>(value.bytes, i);
+      return true;
+    case GgufType::Int16:
+      out = load<std::int16_t>(value.bytes, i);
+      return true;
+    case GgufType::Uint32:
+      out = load<std::uint32_t>(value.bytes, i);
+      return true;
+    case GgufType::Int32:
+      out = load<std::int32_t>(value.bytes, i);
+      return true;
+    case GgufType::Int64:
+      out = load<std::int64_t>(value.bytes, i);
+      return true;
     case GgufType::Uint64: {
       const auto x = load<std::uint64_t>(value.bytes, i);
       if (x > INT64_MAX) return false;
@@ -41,7 +55,8 @@ bool integer_at(const GgufValue& value, std::uint64_t i, std::int64_t& out) {
     case GgufType::Float64:
     case GgufType::Bool:
     case GgufType::String:
-    case GgufType::Array: return false;
+    case GgufType::Array:
+      return false;
   }
   return false;
 }
@@ -121,7 +136,8 @@ Result<std::string_view> GgufFile::text(std::string_view key) const {
   const GgufValue& value = **found;
   if (value.type != GgufType::String) return wrong_type(key, value, "string");
   const auto length = load<std::uint64_t>(value.bytes, 0);
-  return std::string_view(reinterpret_cast<const char*>(value.bytes.data()) + sizeof(length), length);
+  return std::string_view(reinterpret_cast<const char*>(value.bytes.data()) + sizeof(length),
+                          length);
 }
 
 Result<bool> GgufFile::boolean(std::string_view key) const {

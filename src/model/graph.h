@@ -1,5 +1,5 @@
-// Graph blocks that the architectures share. Order and choice of operations are llama.cpp's, so that
-// results agree closely; what an architecture lacks is a null weight.
+// Graph blocks that the architectures share. Order and choice of operations are llama.cpp's, so
+// that results agree closely; what an architecture lacks is a null weight.
 #pragma once
 
 #include <cstddef>

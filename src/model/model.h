@@ -1,7 +1,7 @@
 // A GGUF model: validated, loaded into ggml buffers, run layer by layer or as one decode graph.
 //
-// Only model/ includes ggml and llama.cpp headers. Thread safety: a Model is immutable after load and
-// may be shared; a Forward belongs to one thread at a time.
+// Only model/ includes ggml and llama.cpp headers. Thread safety: a Model is immutable after load
+// and may be shared; a Forward belongs to one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -35,8 +35,8 @@ struct HParams {
 struct ModelOptions {
   bool repack = true;  // put weights into the CPU's fast layouts where it has one
   bool mmap = true;
-  std::function<void(float)> progress;           // 0..1
-  const std::atomic<bool>* cancel = nullptr;     // checked between tensors
+  std::function<void(float)> progress;        // 0..1
+  const std::atomic<bool>* cancel = nullptr;  // checked between tensors
 };
 
 class Model {
@@ -46,7 +46,8 @@ class Model {
   virtual const HParams& hparams() const = 0;
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const std::string& path() const = 0;
-  virtual std::string layout_summary() const = 0;  // e.g. "repacked 40 of 170 matrices (CPU_REPACK)"
+  virtual std::string layout_summary()
+      const = 0;  // e.g. "repacked 40 of 170 matrices (CPU_REPACK)"
 };
 
 // Runs a model on its own thread pool of n_threads.
@@ -58,14 +59,14 @@ class Forward {
   // hidden [n][n_embd]: embeddings of the tokens.
   virtual Status embed(std::span<const std::int32_t> tokens, float* hidden) = 0;
   // One layer over one block of rows, in place: norm, qkv, attention, output, ffn. With
-  // last_rows_only > 0 only the last so many rows of `hidden` are updated (the others' output is not
-  // needed: last layer), attention still sees all.
+  // last_rows_only > 0 only the last so many rows of `hidden` are updated (the others' output is
+  // not needed: last layer), attention still sees all.
   virtual Status layer(int layer, float* hidden, int n_tokens, Attention& attention,
                        int last_rows_only) = 0;
   // Final norm and output head of one row. logits [n_vocab].
   virtual Status head(const float* hidden_row, float* logits) = 0;
-  // One token through the whole model in one graph, built once. logits [n_vocab]. No allocation after
-  // the first call.
+  // One token through the whole model in one graph, built once. logits [n_vocab]. No allocation
+  // after the first call.
   virtual Status decode(std::int32_t token, Attention& attention, float* logits) = 0;
   virtual int n_threads() const = 0;
   virtual std::size_t workspace_bytes() const = 0;  // graph buffers held

@@ -23,7 +23,7 @@ class ModelLoad : public testing::Test {
  protected:
   void SetUp() override {
     const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
-    path_ = std::filesystem::temp_directory_path() / ("qevict_model_load_" + name + ".gguf");
+    path_ = temp_model_path(name);
   }
   void TearDown() override { std::filesystem::remove(path_); }
 
@@ -148,8 +148,9 @@ TEST_F(ModelLoad, RefusesValuesThatAreNotFinite) {
   stream.close();
   const auto model = Model::load(path_.string(), {});
   ASSERT_FALSE(model);
-  EXPECT_NE(model.error().message.find("\"blk.1.ffn_norm.weight\" holds a value that is not finite"),
-            std::string::npos)
+  EXPECT_NE(
+      model.error().message.find("\"blk.1.ffn_norm.weight\" holds a value that is not finite"),
+      std::string::npos)
       << model.error().message;
 }
 
@@ -157,7 +158,8 @@ TEST_F(ModelLoad, RefusesBrokenVocabularies) {
   expect_error(lacking("tokenizer.ggml.model"), "\"tokenizer.ggml.model\" is missing");
   expect_error(lacking("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens");
   expect_error(lacking("tokenizer.ggml.scores"), "\"tokenizer.ggml.scores\" is missing");
-  expect_error(with("tokenizer.ggml.bos_token_id", 99999), "\"tokenizer.ggml.bos_token_id\" is 99999");
+  expect_error(with("tokenizer.ggml.bos_token_id", 99999),
+               "\"tokenizer.ggml.bos_token_id\" is 99999");
   expect_error(with_text("tokenizer.ggml.model", "gpt2"), "\"tokenizer.ggml.merges\" is missing");
   expect_error(with("tokenizer.ggml.tokens", 5), "tokenizer.ggml.tokens");
   EXPECT_TRUE(load(with("tokenizer.ggml.padding_token_id", 0xFFFFFFFF)));  // -1: none
@@ -220,15 +222,17 @@ TEST_F(ModelLoad, NoFlippedByteIsFatal) {
   tiny.n_layers = 1, tiny.n_heads = 2, tiny.n_kv_heads = 1, tiny.head_dim = 8, tiny.n_ff = 16;
   ASSERT_EQ(write_tiny_model(path_.string(), tiny), "");
   std::ifstream stream(path_, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  const std::string text((std::istreambuf_iterator<char>(stream)),
+                         std::istreambuf_iterator<char>());
   // Aligned as a mapped file is.
   const std::size_t size = (text.size() + 4095) / 4096 * 4096;
   std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(4096, size), &std::free);
   auto* bytes = static_cast<std::byte*>(memory.get());
   std::memcpy(bytes, text.data(), text.size());
   ASSERT_TRUE(load_bytes({bytes, text.size()}));
-  const std::size_t header = text.size() - static_cast<std::size_t>(
-      Model::load(path_.string(), {}).value()->hparams().weight_bytes);
+  const std::size_t header =
+      text.size() -
+      static_cast<std::size_t>(Model::load(path_.string(), {}).value()->hparams().weight_bytes);
   int refused = 0;
   std::uint32_t state = 1;
   for (std::size_t i = 0; i < header; ++i) {

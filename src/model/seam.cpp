@@ -28,9 +28,8 @@ ggml_tensor* add_attention(ggml_context* context, ggml_tensor* q, ggml_tensor* k
   QE_CHECK(ggml_is_contiguous(q) && ggml_is_contiguous(k) && ggml_is_contiguous(v));
   std::array<ggml_tensor*, 3> inputs{q, k, v};
   // The node's own value is unused: it stands for the order of the two calls.
-  ggml_tensor* prepared =
-      ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs.data(), inputs.size(), run_prepare,
-                     GGML_N_TASKS_MAX, call);
+  ggml_tensor* prepared = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs.data(),
+                                         inputs.size(), run_prepare, GGML_N_TASKS_MAX, call);
   // q, k and v are arguments again, so that their memory is not reused before attend() is done.
   std::array<ggml_tensor*, 4> all{prepared, q, k, v};
   const std::int64_t width = ggml_nelements(q) / call->n_tokens;

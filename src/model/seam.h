@@ -1,8 +1,8 @@
 // The seam between a ggml graph and our attention: two custom operations a layer.
 //
-// ggml runs the nodes of a graph one after the other, each on all threads of its pool, with a barrier
-// between two nodes. The second node takes the first as an argument, so prepare() of a layer is done
-// on every thread before attend() begins.
+// ggml runs the nodes of a graph one after the other, each on all threads of its pool, with a
+// barrier between two nodes. The second node takes the first as an argument, so prepare() of a
+// layer is done on every thread before attend() begins.
 #pragma once
 
 #include "attention/attention.h"

@@ -82,8 +82,8 @@ Result<std::vector<TokenId>> LlamaTokenizer::encode(const std::string& text, boo
     tokens.shrink_to_fit();
     return tokens;
   } catch (const std::exception& e) {
-    return bad_input(std::string("this text cannot be expressed in the model's tokens: ") + e.what() +
-                     " (tokenizer): change the text or use another model");
+    return bad_input(std::string("this text cannot be expressed in the model's tokens: ") +
+                     e.what() + " (tokenizer): change the text or use another model");
   }
 }
 
@@ -91,7 +91,8 @@ std::string LlamaTokenizer::piece(TokenId token, bool special) const {
   if (token < 0 || token >= n_vocab_) return "";
   try {
     std::string text(32, '\0');
-    int n = llama_token_to_piece(vocab_, token, text.data(), static_cast<int>(text.size()), 0, special);
+    int n =
+        llama_token_to_piece(vocab_, token, text.data(), static_cast<int>(text.size()), 0, special);
     if (n < 0) {
       text.resize(static_cast<std::size_t>(-n));
       n = llama_token_to_piece(vocab_, token, text.data(), -n, 0, special);
@@ -112,7 +113,8 @@ std::string LlamaTokenizer::decode(std::span<const TokenId> tokens, bool special
 Result<std::string> LlamaTokenizer::apply_chat_template(std::span<const ChatMessage> messages,
                                                         bool add_assistant) const {
   if (chat_template_.empty()) {
-    return bad_input("the model has no chat template (tokenizer.chat_template): give a plain prompt");
+    return bad_input(
+        "the model has no chat template (tokenizer.chat_template): give a plain prompt");
   }
   if (messages.empty()) return bad_input("there are no messages (chat): give at least one");
   std::vector<llama_chat_message> chat;

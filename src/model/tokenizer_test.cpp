@@ -14,11 +14,11 @@ namespace {
 
 const Model& tiny_model() {
   static const std::unique_ptr<Model> kModel = [] {
-    const auto path = std::filesystem::temp_directory_path() / "qevict_tokenizer_test.gguf";
+    const std::string path = temp_model_path("tokenizer");
     TinyModel tiny;
     tiny.n_layers = 1, tiny.head_dim = 8, tiny.n_ff = 16;
-    EXPECT_EQ(write_tiny_model(path.string(), tiny), "");
-    auto model = Model::load(path.string(), {});
+    EXPECT_EQ(write_tiny_model(path, tiny), "");
+    auto model = Model::load(path, {});
     EXPECT_TRUE(model) << model.error().message;
     std::filesystem::remove(path);  // stays mapped
     return std::move(*model);
@@ -28,7 +28,8 @@ const Model& tiny_model() {
 const Tokenizer& tokenizer() { return tiny_model().tokenizer(); }
 
 TEST(Tokenizer, DecodesWhatItEncoded) {
-  for (const std::string text : {"the cat was on the mat.", "caf\xC3\xA9 \xE6\x97\xA5\xE6\x9C\xAC", "a\nb\tc", "42"}) {
+  for (const std::string text :
+       {"the cat was on the mat.", "caf\xC3\xA9 \xE6\x97\xA5\xE6\x9C\xAC", "a\nb\tc", "42"}) {
     const auto tokens = tokenizer().encode(text, false, false);
     ASSERT_TRUE(tokens) << tokens.error().message;
     // SentencePiece puts a space before the text.
@@ -67,7 +68,8 @@ TEST(Tokenizer, GivesNothingForTokensOutsideTheVocabulary) {
 }
 
 TEST(Tokenizer, RefusesInvalidUtf8) {
-  for (const std::string text : {"a\xFF", "\xC0\x80", "\xE2\x82", "\xED\xA0\x80", "\xF4\x90\x80\x80"}) {
+  for (const std::string text :
+       {"a\xFF", "\xC0\x80", "\xE2\x82", "\xED\xA0\x80", "\xF4\x90\x80\x80"}) {
     const auto tokens = tokenizer().encode(text, false, false);
     ASSERT_FALSE(tokens);
     EXPECT_EQ(tokens.error().code, ErrorCode::BadInput);

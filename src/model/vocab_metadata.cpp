@@ -17,16 +17,16 @@ constexpr const char* kTokenTypes = "tokenizer.ggml.token_type";
 constexpr std::size_t kMaxTokenBytes = 65536;
 
 // llama.cpp reads C strings: what follows a NUL byte does not exist for it.
-std::string c_text(std::string_view text) { return std::string(text.substr(0, text.find('\0'))); }
+std::string_view c_text(std::string_view text) { return text.substr(0, text.find('\0')); }
 
 class VocabChecker {
  public:
   explicit VocabChecker(const GgufFile& file) : file_(file) {}
 
   Status run() {
-    for (auto step : {&VocabChecker::check_model, &VocabChecker::check_tokens,
-                      &VocabChecker::check_scores, &VocabChecker::check_token_types,
-                      &VocabChecker::check_special_ids}) {
+    for (auto step :
+         {&VocabChecker::check_model, &VocabChecker::check_tokens, &VocabChecker::check_scores,
+          &VocabChecker::check_token_types, &VocabChecker::check_special_ids}) {
       if (Status status = (this->*step)(); !status) return status;
     }
     return {};
@@ -61,8 +61,9 @@ Status VocabChecker::check_model() {
   if (!keys.ok()) return keys.status();
   for (const char* raw : {"whitespace", "gemma4", "sarvam-moe", "granite-embed-multi-311m"}) {
     if (pre == raw) {
-      return file_.error("the pre-tokenizer " + quoted(pre) + " (tokenizer.ggml.pre) is not supported",
-                         "use a model with another tokenizer");
+      return file_.error(
+          "the pre-tokenizer " + quoted(pre) + " (tokenizer.ggml.pre) is not supported",
+          "use a model with another tokenizer");
     }
   }
   const Result<std::vector<std::string_view>> merges = file_.texts(kMerges);
@@ -74,21 +75,23 @@ Status VocabChecker::check_tokens() {
   const Result<std::vector<std::string_view>> tokens = file_.texts(kTokens);
   if (!tokens) return std::unexpected(tokens.error());
   n_tokens_ = tokens->size();
-  std::unordered_set<std::string> seen;
+  std::unordered_set<std::string_view> seen;
   seen.reserve(n_tokens_);
+  std::vector<std::string> names;  // of empty tokens, as llama.cpp calls them
+  names.reserve(std::ranges::count_if(*tokens, [](auto t) { return c_text(t).empty(); }));
   for (std::uint64_t i = 0; i < n_tokens_; ++i) {
-    std::string text = c_text((*tokens)[i]);
-    const std::string which = "token " + std::to_string(i) + " of " + kTokens;
-    if (text.empty()) text = "[EMPTY_" + std::to_string(i) + "]";  // as llama.cpp names it
+    std::string_view text = c_text((*tokens)[i]);
+    const auto which = [i] { return "token " + std::to_string(i) + " of " + kTokens; };
+    if (text.empty()) text = names.emplace_back("[EMPTY_" + std::to_string(i) + "]");
     if (text.size() > kMaxTokenBytes) {
-      return file_.error(which + " has " + std::to_string(text.size()) + " bytes, at most " +
+      return file_.error(which() + " has " + std::to_string(text.size()) + " bytes, at most " +
                          std::to_string(kMaxTokenBytes) + " are possible");
     }
     if (bpe_ && find_invalid_utf8(text) != std::string_view::npos) {
-      return file_.error(which + " is not valid UTF-8");
+      return file_.error(which() + " is not valid UTF-8");
     }
-    if (!seen.insert(std::move(text)).second) {
-      return file_.error(which + ", " + quoted((*tokens)[i]) + ", appears twice");
+    if (!seen.insert(text).second) {
+      return file_.error(which() + ", " + quoted(text) + ", appears twice");
     }
   }
   return {};
@@ -153,8 +156,9 @@ Status VocabChecker::check_special_ids() {
     if (id) continue;
     // Some converters write -1 for "none".
     const GgufValue& value = *file_.find(key);
-    const bool none = value.type != GgufType::Array && value.bytes.size() == 4 &&
-                      std::ranges::all_of(value.bytes, [](std::byte b) { return b == std::byte{255}; });
+    const bool none =
+        value.type != GgufType::Array && value.bytes.size() == 4 &&
+        std::ranges::all_of(value.bytes, [](std::byte b) { return b == std::byte{255}; });
     if (!none) return std::unexpected(id.error());
   }
   return {};
@@ -172,19 +176,44 @@ void set_scalar(gguf_context* out, const std::string& key, const GgufValue& valu
 void copy_scalar(const GgufFile& file, const std::string& key, gguf_context* out) {
   const GgufValue& value = *file.find(key);
   switch (value.type) {
-    case GgufType::Uint8: set_scalar<std::uint8_t>(out, key, value, gguf_set_val_u8); return;
-    case GgufType::Int8: set_scalar<std::int8_t>(out, key, value, gguf_set_val_i8); return;
-    case GgufType::Uint16: set_scalar<std::uint16_t>(out, key, value, gguf_set_val_u16); return;
-    case GgufType::Int16: set_scalar<std::int16_t>(out, key, value, gguf_set_val_i16); return;
-    case GgufType::Uint32: set_scalar<std::uint32_t>(out, key, value, gguf_set_val_u32); return;
-    case GgufType::Int32: set_scalar<std::int32_t>(out, key, value, gguf_set_val_i32); return;
-    case GgufType::Float32: set_scalar<float>(out, key, value, gguf_set_val_f32); return;
-    case GgufType::Uint64: set_scalar<std::uint64_t>(out, key, value, gguf_set_val_u64); return;
-    case GgufType::Int64: set_scalar<std::int64_t>(out, key, value, gguf_set_val_i64); return;
-    case GgufType::Float64: set_scalar<double>(out, key, value, gguf_set_val_f64); return;
-    case GgufType::Bool: gguf_set_val_bool(out, key.c_str(), *file.boolean(key)); return;
-    case GgufType::String: gguf_set_val_str(out, key.c_str(), c_text(*file.text(key)).c_str()); return;
-    case GgufType::Array: return;
+    case GgufType::Uint8:
+      set_scalar<std::uint8_t>(out, key, value, gguf_set_val_u8);
+      return;
+    case GgufType::Int8:
+      set_scalar<std::int8_t>(out, key, value, gguf_set_val_i8);
+      return;
+    case GgufType::Uint16:
+      set_scalar<std::uint16_t>(out, key, value, gguf_set_val_u16);
+      return;
+    case GgufType::Int16:
+      set_scalar<std::int16_t>(out, key, value, gguf_set_val_i16);
+      return;
+    case GgufType::Uint32:
+      set_scalar<std::uint32_t>(out, key, value, gguf_set_val_u32);
+      return;
+    case GgufType::Int32:
+      set_scalar<std::int32_t>(out, key, value, gguf_set_val_i32);
+      return;
+    case GgufType::Float32:
+      set_scalar<float>(out, key, value, gguf_set_val_f32);
+      return;
+    case GgufType::Uint64:
+      set_scalar<std::uint64_t>(out, key, value, gguf_set_val_u64);
+      return;
+    case GgufType::Int64:
+      set_scalar<std::int64_t>(out, key, value, gguf_set_val_i64);
+      return;
+    case GgufType::Float64:
+      set_scalar<double>(out, key, value, gguf_set_val_f64);
+      return;
+    case GgufType::Bool:
+      gguf_set_val_bool(out, key.c_str(), *file.boolean(key));
+      return;
+    case GgufType::String:
+      gguf_set_val_str(out, key.c_str(), std::string(c_text(*file.text(key))).c_str());
+      return;
+    case GgufType::Array:
+      return;
   }
 }
 
@@ -194,10 +223,16 @@ void copy_array(const GgufFile& file, const std::string& key, gguf_context* out)
     gguf_set_arr_data(out, key.c_str(), to_ggml(value.element), value.bytes.data(), value.count);
     return;
   }
-  std::vector<std::string> texts;
+  // One buffer for all texts, each with the NUL that the file does not have.
+  const std::vector<std::string_view> texts = *file.texts(key);
+  std::string buffer;
+  buffer.reserve(value.bytes.size());  // a text's length field is longer than a NUL
   std::vector<const char*> pointers;
-  for (std::string_view text : *file.texts(key)) texts.push_back(c_text(text));
-  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  pointers.reserve(texts.size());
+  for (std::string_view text : texts) {
+    pointers.push_back(buffer.data() + buffer.size());
+    buffer.append(c_text(text)).push_back('\0');
+  }
   gguf_set_arr_str(out, key.c_str(), pointers.data(), pointers.size());
 }
 
@@ -231,10 +266,11 @@ Result<gguf_context_ptr> read_vocab_metadata(const GgufFile& file) {
   if (Status status = VocabChecker(file).run(); !status) return std::unexpected(status.error());
   gguf_context_ptr out(gguf_init_empty());
   for (const std::string& key : file.keys()) {
-    const bool wanted = key.starts_with(kPrefix) || key == "general.architecture" ||
-                        key == "general.name";
+    const bool wanted =
+        key.starts_with(kPrefix) || key == "general.architecture" || key == "general.name";
     // The original tokenizer.json, where a converter kept it, is large and not read.
-    if (!wanted || key.starts_with("tokenizer.huggingface") || key.find('\0') != std::string::npos) {
+    if (!wanted || key.starts_with("tokenizer.huggingface") ||
+        key.find('\0') != std::string::npos) {
       continue;
     }
     if (file.find(key)->type == GgufType::Array) {

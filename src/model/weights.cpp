@@ -145,8 +145,8 @@ Status WeightLoader::check_vector(const GgufTensor& tensor) const {
     float x = 0.0F;
     std::memcpy(&x, data + i * sizeof(float), sizeof(float));
     if (!std::isfinite(x)) {
-      return file_.error("tensor " + quoted(tensor.name) + " holds a value that is not finite (index " +
-                         std::to_string(i) + ")");
+      return file_.error("tensor " + quoted(tensor.name) +
+                         " holds a value that is not finite (index " + std::to_string(i) + ")");
     }
   }
   return {};
@@ -164,8 +164,8 @@ Status WeightLoader::refuse_unused(const ArchSpec& arch) const {
   return {};
 }
 
-// The first layout in which the CPU can multiply this matrix; null: the plain one. The same choice as
-// llama.cpp's, so that results agree.
+// The first layout in which the CPU can multiply this matrix; null: the plain one. The same choice
+// as llama.cpp's, so that results agree.
 ggml_backend_buffer_type_t WeightLoader::choose_type(const GgufTensor& tensor) const {
   if (!options_.repack) return nullptr;
   constexpr std::int64_t kRows = 512;
@@ -255,8 +255,10 @@ Status WeightLoader::fill(const std::vector<const Placement*>& group, std::uint6
       return interrupted("loading was cancelled (" + file_.path() + "): start again");
     }
     const GgufTensor& source = *placement->source;
-    ggml_backend_tensor_set(*placement->slot, file_.data().data() + source.offset, 0, source.n_bytes);
-    if (source.name != "token_embd.weight") release_pages(source);  // its rows are read from the file
+    ggml_backend_tensor_set(*placement->slot, file_.data().data() + source.offset, 0,
+                            source.n_bytes);
+    if (source.name != "token_embd.weight")
+      release_pages(source);  // its rows are read from the file
     done += source.n_bytes;
     if (options_.progress) options_.progress(static_cast<float>(done) / static_cast<float>(total));
   }

@@ -1,7 +1,7 @@
 // What distinguishes the supported architectures: RoPE pairing and the tensors of the file.
 //
-// Adding one: a file that fills an ArchSpec, and a line in registry.cpp. The graph follows from which
-// tensors are there (graph.h).
+// Adding one: a file that fills an ArchSpec, and a line in registry.cpp. The graph follows from
+// which tensors are there (graph.h).
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ namespace qevict {
 
 // Null where the architecture or the file has no such tensor.
 struct LayerWeights {
-  ggml_tensor* attn_norm = nullptr;    // [n_embd]
-  ggml_tensor* q = nullptr;            // [n_embd -> n_heads * head_dim]
-  ggml_tensor* k = nullptr;            // [n_embd -> n_kv_heads * head_dim]
+  ggml_tensor* attn_norm = nullptr;  // [n_embd]
+  ggml_tensor* q = nullptr;          // [n_embd -> n_heads * head_dim]
+  ggml_tensor* k = nullptr;          // [n_embd -> n_kv_heads * head_dim]
   ggml_tensor* v = nullptr;
-  ggml_tensor* attn_out = nullptr;     // [n_heads * head_dim -> n_embd]
+  ggml_tensor* attn_out = nullptr;  // [n_heads * head_dim -> n_embd]
   ggml_tensor* q_bias = nullptr;
   ggml_tensor* k_bias = nullptr;
   ggml_tensor* v_bias = nullptr;
   ggml_tensor* attn_out_bias = nullptr;
-  ggml_tensor* q_norm = nullptr;       // [head_dim], per head
+  ggml_tensor* q_norm = nullptr;  // [head_dim], per head
   ggml_tensor* k_norm = nullptr;
-  ggml_tensor* ffn_norm = nullptr;     // [n_embd]
-  ggml_tensor* gate = nullptr;         // [n_embd -> n_ff]
+  ggml_tensor* ffn_norm = nullptr;  // [n_embd]
+  ggml_tensor* gate = nullptr;      // [n_embd -> n_ff]
   ggml_tensor* up = nullptr;
-  ggml_tensor* down = nullptr;         // [n_ff -> n_embd]
+  ggml_tensor* down = nullptr;  // [n_ff -> n_embd]
   ggml_tensor* gate_bias = nullptr;
   ggml_tensor* up_bias = nullptr;
   ggml_tensor* down_bias = nullptr;
@@ -50,7 +50,7 @@ struct GlobalWeights {
 template <typename Weights>
 struct TensorRule {
   const char* name;  // without "blk.N."
-  ggml_tensor* Weights::*slot;
+  ggml_tensor* Weights::* slot;
   std::int64_t n_in;
   std::int64_t n_out;
   bool required;
