@@ -1,6 +1,5 @@
-// Decode kernels over more data than the caches hold: ns per token and KV head, all query heads of
-// the group and the attention masses included. Shapes: A = 7 query heads a KV head, D 64; B = 4, D
-// 128.
+// Decode kernels: ns per token and KV head, all query heads of the KV head and the masses included.
+// Shapes: A = 7 query heads a KV head, D 64; B = 4 query heads, D 128.
 //
 // The argument is the working set in MiB: 100 comes from memory, 1 from the caches. The smallest of
 // the repetitions is the figure to compare; CPU time, so that a busy machine matters less.

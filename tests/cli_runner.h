@@ -45,10 +45,10 @@ struct CliResult {
 struct CliSetup {
   std::string input = {};                     // stdin
   std::vector<std::string> environment = {};  // "NAME=value"
-  bool interrupt_after_output = false;  // SIGINT as soon as something is on stdout (or stderr_mark)
-  std::string stderr_mark = {};
-  std::string stdout_path = {};  // instead of a file that is read back
-  bool closed_stdout = false;    // a pipe that nobody reads
+  bool interrupt_after_output = false;        // SIGINT as soon as something is on stdout
+  std::string watched_file = {};              // ... or in this file
+  std::string stdout_path = {};               // instead of a file that is read back
+  bool closed_stdout = false;                 // a pipe that nobody reads
 };
 
 class CliTest : public ::testing::Test {
@@ -96,7 +96,7 @@ class CliTest : public ::testing::Test {
     int status = 0;
     bool ended = false;
     if (setup.interrupt_after_output) {
-      while (!ended && !started(setup, out, err)) {
+      while (!ended && !started(setup, out)) {
         ended = waitpid(child, &status, WNOHANG) == child;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
@@ -111,9 +111,11 @@ class CliTest : public ::testing::Test {
   }
 
  private:
-  static bool started(const CliSetup& setup, const std::string& out, const std::string& err) {
-    if (!setup.stderr_mark.empty()) return read(err).find(setup.stderr_mark) != std::string::npos;
-    return std::filesystem::file_size(out) > 0;
+  static bool started(const CliSetup& setup, const std::string& out) {
+    std::error_code missing;
+    const auto size =
+        std::filesystem::file_size(setup.watched_file.empty() ? out : setup.watched_file, missing);
+    return !missing && size > 0;
   }
   static void exec_program(const std::vector<std::string>& arguments, const CliSetup& setup,
                            const std::string& in, const std::string& out, const std::string& err) {

@@ -196,6 +196,19 @@ TEST_F(CliRun, WritesATraceLineForEveryEventAndLayer) {
   EXPECT_TRUE(json::parse(text.substr(0, text.find('\n'))).at("scores").is_array());
 }
 
+TEST_F(CliRun, TracesIntoPipesAndThroughLinksWithoutReplacingThem) {
+  // Behind this name is a plain file, as behind /dev/stderr with 2> FILE.
+  const CliResult r = cli(compressed({"-q", "--trace", "/proc/self/fd/2"}));
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_TRUE(json::accept(r.err.substr(0, r.err.find('\n')))) << r.err;
+  const std::string target = write("target.jsonl", "old");
+  const std::string link = path("link.jsonl");
+  std::filesystem::create_symlink(target, link);
+  ASSERT_EQ(cli(compressed({"-q", "--trace", link})).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_TRUE(read(target).starts_with("{\"event\":0"));
+}
+
 TEST_F(CliRun, AppliesTheChatTemplate) {
   const auto prompt_tokens = [&](std::vector<std::string> more) {
     std::vector<std::string> all = {"run", "-m", model(), "-p", "the cat", "-n", "2", "--json"};
@@ -243,13 +256,18 @@ TEST_F(CliRun, CtrlCKeepsThePartialText) {
   EXPECT_NE(text.err.find("promotions"), std::string::npos) << "the summary is missing";
 
   // With --json: interrupted once the trace shows that decoding goes on.
+  const std::string trace = path("trace.jsonl");
   std::vector<std::string> object = run;
-  object.insert(object.end(), {"--json", "--trace", "/dev/stderr"});
-  setup.stderr_mark = "\"event\":2";
+  object.insert(object.end(), {"--json", "--trace", trace});
+  setup.watched_file = trace + ".partial";
   const CliResult json_run = cli(object, setup);
   EXPECT_EQ(json_run.exit_code, 130);
   EXPECT_EQ(json_run.json().at("stop_reason"), "interrupted");
-  EXPECT_GE(json_run.json().at("generated_tokens"), 16);
+  EXPECT_GT(json_run.json().at("generated_tokens"), 0);
+  EXPECT_FALSE(std::filesystem::exists(trace + ".partial"));
+  const std::string lines = read(trace);
+  ASSERT_TRUE(lines.ends_with('\n'));
+  EXPECT_TRUE(json::accept(lines.substr(lines.rfind('\n', lines.size() - 2) + 1)));
 }
 
 TEST_F(CliRun, StopsQuietlyWhenNobodyReads) {

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "cli/json_report.h"
 
@@ -22,16 +23,24 @@ Result<std::unique_ptr<TraceFile>> TraceFile::open(const std::string& path, bool
     return runtime_error(fmt::format("cannot write: {} ({}): choose another --trace file",
                                      std::strerror(error), path));
   };
+  if (path.empty()) return refuse(ENOENT);
   struct stat info = {};
   const bool exists = stat(path.c_str(), &info) == 0;
-  if (path.empty()) return refuse(ENOENT);
   if (exists && S_ISDIR(info.st_mode)) return refuse(EISDIR);
-  if (exists && S_ISREG(info.st_mode) && access(path.c_str(), W_OK) != 0) return refuse(errno);
-  const bool direct = exists && !S_ISREG(info.st_mode);
-  std::string written = direct ? path : path + ".partial";
-  std::FILE* file = std::fopen(written.c_str(), "we");
+  if (exists && access(path.c_str(), W_OK) != 0) return refuse(errno);
+  // What is no plain file must not be replaced; nor what stands behind /dev/stderr.
+  const bool special = path.starts_with("/dev/") || path.starts_with("/proc/");
+  const bool direct = special || (exists && !S_ISREG(info.st_mode));
+  // A link stays a link: the file behind it is replaced.
+  std::error_code unresolved;
+  std::string target = path;
+  if (exists && !direct) target = std::filesystem::canonical(path, unresolved).string();
+  if (unresolved) return refuse(unresolved.value());
+  std::string written = direct ? target : target + ".partial";
+  std::FILE* file = std::fopen(written.c_str(), direct ? "ae" : "we");
   if (file == nullptr) return refuse(errno);
-  return std::unique_ptr<TraceFile>(new TraceFile(path, std::move(written), file, with_scores));
+  return std::unique_ptr<TraceFile>(
+      new TraceFile(std::move(target), std::move(written), file, with_scores));
 }
 
 TraceFile::~TraceFile() {

@@ -1,7 +1,7 @@
 // --trace FILE: one JSON line per routing event and layer, complete or not there at all.
 //
 // Lines go to FILE.partial, which takes its final name in finish(); a file that is not finished is
-// removed. A device or pipe (/dev/stderr) is written directly.
+// removed. A device or pipe (/dev/stderr) is appended to directly.
 #pragma once
 
 #include <cstdio>

@@ -250,13 +250,10 @@ HWY_INLINE void add_all_values(const fp16_t* v, const TokenWalk& walk, int dim,
   }
 }
 
-// Query heads whose packed queries are on the stack at a time; more are done in another sweep.
-inline constexpr int kSweepHeads = 16;
-
-// Splits n_heads into blocks of nearly equal size, kHeadBlock at most.
+// Splits n_heads into blocks of nearly equal size, `limit` at most.
 struct HeadBlocks {
-  explicit HeadBlocks(int n_heads)
-      : n_heads(n_heads), n_blocks((n_heads + kHeadBlock - 1) / kHeadBlock) {}
+  explicit HeadBlocks(int n_heads, int limit = kHeadBlock)
+      : n_heads(n_heads), n_blocks((n_heads + limit - 1) / limit) {}
   int first(int block) const { return n_heads * block / n_blocks; }
   int count(int block) const { return first(block + 1) - first(block); }
   int n_heads, n_blocks;

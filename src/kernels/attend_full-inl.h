@@ -56,6 +56,9 @@ struct Fp16Work {
 inline constexpr std::size_t kRowBytes = kLanes * sizeof(fp16_t);
 inline constexpr std::size_t kPaddedBytes = 256;
 
+// Query heads whose packed queries are on the stack at a time; more are done in another sweep.
+inline constexpr int kSweepHeads = 16;
+
 struct FullSweep {
   const AttendFullParams& p;
   int first_head, n_heads;
@@ -110,10 +113,8 @@ struct FullSweep {
 };
 
 void attend_full(const AttendFullParams& p) noexcept {
-  const int n_heads = p.geometry->group_size();
-  for (int first = 0; first < n_heads; first += kSweepHeads) {
-    FullSweep{p, first, HWY_MIN(kSweepHeads, n_heads - first)}.run();
-  }
+  const HeadBlocks sweeps(p.geometry->group_size(), kSweepHeads);
+  for (int i = 0; i < sweeps.n_blocks; ++i) FullSweep{p, sweeps.first(i), sweeps.count(i)}.run();
 }
 
 // Blocks of 16 recent tokens that are worked on together.
@@ -185,10 +186,8 @@ HWY_INLINE void finish_token_sums(const AttendRecentParams& p) {
 }
 
 void attend_recent(const AttendRecentParams& p) noexcept {
-  const int n_heads = p.geometry->group_size();
-  for (int first = 0; first < n_heads; first += kSweepHeads) {
-    RecentSweep{p, first, HWY_MIN(kSweepHeads, n_heads - first)}.run();
-  }
+  const HeadBlocks sweeps(p.geometry->group_size(), kSweepHeads);
+  for (int i = 0; i < sweeps.n_blocks; ++i) RecentSweep{p, sweeps.first(i), sweeps.count(i)}.run();
   if (p.token_sum != nullptr) finish_token_sums(p);
 }
 

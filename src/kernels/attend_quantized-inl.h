@@ -62,6 +62,9 @@ struct ValueWork {
   }
 };
 
+// As kSweepHeads; their queries are kMaxWindow times as many.
+inline constexpr int kQuantSweepHeads = 8;
+
 struct QuantSweep {
   const AttendQuantizedParams& p;
   int first_head, n_heads;
@@ -71,8 +74,8 @@ struct QuantSweep {
     const std::ptrdiff_t dim = g.head_dim;
     const HeadBlocks blocks(n_heads);
     const CodeOrder order(g);
-    HWY_ALIGN float q[static_cast<std::size_t>(kMaxWindow) * kSweepHeads * kMaxHeadDim];
-    HWY_ALIGN float o[kSweepHeads * kMaxHeadDim];
+    HWY_ALIGN float q[static_cast<std::size_t>(kMaxWindow) * kQuantSweepHeads * kMaxHeadDim];
+    HWY_ALIGN float o[kQuantSweepHeads * kMaxHeadDim];
     for (int b = 0; b < blocks.n_blocks; ++b) {
       pack_queries_back(g, p.q_back, first_head + blocks.first(b), blocks.count(b),
                         q + blocks.first(b) * dim * g.window);
@@ -99,7 +102,7 @@ struct QuantSweep {
     const KeyZeros zeros(head, g);
     const float* phases = p.phases + std::ptrdiff_t{i} * dim * kLanes;
     HWY_ALIGN float factors[kPairBlock * kFactors * kLanes];
-    HWY_ALIGN float s[kMaxWindow * kSweepHeads * kLanes];
+    HWY_ALIGN float s[kMaxWindow * kQuantSweepHeads * kLanes];
     std::memset(s, 0, sizeof(float) * g.window * n_heads * kLanes);
     for (int c = 0; c < pairs; c += kPairBlock) {
       const int count = HWY_MIN(kPairBlock, pairs - c);
@@ -140,10 +143,8 @@ struct QuantSweep {
 };
 
 void attend_quantized(const AttendQuantizedParams& p) noexcept {
-  const int n_heads = p.geometry->group_size();
-  for (int first = 0; first < n_heads; first += kSweepHeads) {
-    QuantSweep{p, first, HWY_MIN(kSweepHeads, n_heads - first)}.run();
-  }
+  const HeadBlocks sweeps(p.geometry->group_size(), kQuantSweepHeads);
+  for (int i = 0; i < sweeps.n_blocks; ++i) QuantSweep{p, sweeps.first(i), sweeps.count(i)}.run();
 }
 
 void rotate_queries_back(const Geometry& g, const float* q, const float* cos, const float* sin,

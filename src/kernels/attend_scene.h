@@ -244,11 +244,18 @@ class AttendScene {
   void add_groups(int lanes) {
     const std::size_t items = g_.full_window_bytes() / 4;
     std::uint8_t* full = new_bytes(g_.full_window_bytes() * lanes);
-    std::uint8_t* quantized = new_bytes(g_.quantized_window_bytes() * lanes);
-    std::vector<std::uint8_t> block(g_.quantized_window_bytes());
     for (int lane = 0; lane < lanes; ++lane) {
       full_group_store(g_, full, lanes, lane, half_normals(items, 1.0F).data(),
                        half_normals(items, 1.0F).data());
+    }
+    full_.push_back({full, lanes});
+    if (g_.window * g_.quant_bits % 8 == 0) add_quantized_group(lanes);
+  }
+
+  void add_quantized_group(int lanes) {
+    std::uint8_t* group = new_bytes(g_.quantized_window_bytes() * lanes);
+    std::vector<std::uint8_t> block(g_.quantized_window_bytes());
+    for (int lane = 0; lane < lanes; ++lane) {
       for (std::uint8_t& byte : block) byte = static_cast<std::uint8_t>(random_());
       for (int h = 0; h < g_.n_kv_heads; ++h) {
         const QuantBlock b = quant_block(g_, block.data(), h);
@@ -257,10 +264,9 @@ class AttendScene {
         fill(b.v_scale, g_.window, 0.4F, 0.1F);
         fill(b.v_zero, g_.window, -0.5F, 0.2F);
       }
-      quant_group_store(g_, quantized, lanes, lane, block.data());
+      quant_group_store(g_, group, lanes, lane, block.data());
     }
-    full_.push_back({full, lanes});
-    quantized_.push_back({quantized, lanes});
+    quantized_.push_back({group, lanes});
   }
 
   void fill(fp16_t* grid, int n, float mean, float spread) {

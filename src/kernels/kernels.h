@@ -82,8 +82,9 @@ struct AttendRecentParams {
   const float* q = nullptr;  // [group_size][D]
   RecentRef recent{};
   SoftmaxState state{};
-  float* token_sum = nullptr;  // [group_size][capacity]: exp(power * (s - token_max)); null: not wanted
-  float* token_max = nullptr;  // [group_size]
+  // [group_size][capacity]: exp(power * (s - token_max)), 0 beyond n_tokens; null: not wanted.
+  float* token_sum = nullptr;
+  float* token_max = nullptr;  // [group_size]; 0 when there are no tokens
   float power = 1.0F;
 };
 

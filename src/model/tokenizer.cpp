@@ -81,9 +81,11 @@ Result<std::vector<TokenId>> LlamaTokenizer::encode(const std::string& text, boo
     tokens.resize(static_cast<std::size_t>(n));
     tokens.shrink_to_fit();
     return tokens;
-  } catch (const std::exception& e) {
-    return bad_input(std::string("this text cannot be expressed in the model's tokens: ") +
-                     e.what() + " (tokenizer): change the text or use another model");
+  } catch (const std::exception&) {
+    // SentencePiece without byte tokens: llama.cpp throws at the first unknown character.
+    return bad_input(
+        "the text has characters that the model's vocabulary lacks (tokenizer): change the text or "
+        "use another model");
   }
 }
 
