@@ -15,7 +15,7 @@ import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LABEL_WIDTH = 24
-COLUMN_WIDTH = 34
+COLUMN_WIDTH = 30
 
 
 def read(path):
@@ -62,7 +62,7 @@ def rows(report, expected):
     yield "KV cache at its peak", "%s (%s)" % (mib(kv["peak_resident_bytes"]),
                                               percent(kv["peak_resident_bytes"], full))
     yield "full cache would hold", mib(full)
-    yield "windows a layer", "full %.0f, INT2 %.0f, evicted %.0f" % (
+    yield "windows a layer", "F %.0f, Q %.0f, evicted %.0f" % (
         windows["full"], windows["quantized"], windows["evicted"])
     yield "promotions", "%d" % kv["promotions"]
     yield "time to first token", "%.1f s" % (timing["ttft_ms"] / 1000.0)
@@ -97,6 +97,8 @@ def main():
     parser.add_argument("--document", default=os.path.join(ROOT, "demo", "document.txt"))
     parser.add_argument("--question", default=os.path.join(ROOT, "demo", "question.txt"))
     parser.add_argument("--kv-budget", default="0.2")
+    parser.add_argument("--eviction-only", action="store_true",
+                        help="a third run: the same bytes, but windows are kept or dropped")
     parser.add_argument("--predict", type=int, default=64, help="most tokens of an answer")
     options = parser.parse_args()
 
@@ -106,20 +108,21 @@ def main():
             options.question == os.path.join(own, "question.txt"))
     expected = json.loads(read(os.path.join(own, "expected.json"))) if ours else []
 
+    budget = ["--policy", "qevict", "--kv-budget", options.kv_budget]
+    runs = [("full cache", ["--policy", "full"]),
+            ("qevict, budget " + options.kv_budget, budget)]
+    if options.eviction_only:
+        runs.append(("eviction only, " + options.kv_budget, budget + ["--quant-share", "0"]))
     with tempfile.TemporaryDirectory() as folder:
         prompt_file = os.path.join(folder, "prompt.txt")
         with open(prompt_file, "w", encoding="utf-8") as file:
             file.write(document + "\n\n" + question)
-        reports = [
-            run(options, prompt_file, ["--policy", "full"]),
-            run(options, prompt_file, ["--policy", "qevict", "--kv-budget", options.kv_budget]),
-        ]
+        reports = [run(options, prompt_file, arguments) for _, arguments in runs]
     print()
     print("document: %s (%d words)" % (os.path.relpath(options.document), len(document.split())))
     print("question: " + question)
     print()
-    print_table(["full cache", "qevict, budget " + options.kv_budget],
-                [list(rows(report, expected)) for report in reports])
+    print_table([name for name, _ in runs], [list(rows(report, expected)) for report in reports])
     return 0
 
 

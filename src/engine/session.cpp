@@ -199,7 +199,7 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   result.prompt_tokens = static_cast<int>(tokens.size());
   result.timing.prefill_tok_s = 1000.0 * static_cast<double>(tokens.size()) / prefill_ms;
   result.rss_after_prefill_bytes = resident_set_bytes();
-  if (cache_->budget().raised) {
+  if (cache_->budget().raised && !cache_->budget().uncompressed) {
     result.warnings.push_back(fmt::format(
         "the budget is below sinks, local zone and one window: raised to {} tokens ({} bytes)",
         cache_->budget().total_tokens, cache_->budget().budget_bytes));

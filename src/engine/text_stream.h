@@ -27,4 +27,7 @@ class TextStream {
 // never become one).
 std::size_t complete_utf8_prefix(const std::string& bytes);
 
+// `bytes` with every maximal invalid part replaced by U+FFFD.
+std::string valid_utf8(const std::string& bytes);
+
 }  // namespace qevict

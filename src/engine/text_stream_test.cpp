@@ -44,6 +44,15 @@ TEST(TextStream, InvalidBytesDoNotBlock) {
   EXPECT_EQ(complete_utf8_prefix(""), 0U);
 }
 
+TEST(TextStream, InvalidPartsBecomeReplacementCharacters) {
+  EXPECT_EQ(valid_utf8("a\xFFz"), "a\xEF\xBF\xBDz");
+  EXPECT_EQ(valid_utf8("\xC3\xA9\xF0\x9F\x98\x80"), "\xC3\xA9\xF0\x9F\x98\x80");
+  EXPECT_EQ(valid_utf8("\xE2\x82"), "\xEF\xBF\xBD");
+  EXPECT_EQ(valid_utf8("\xED\xA0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  TextStream s({});
+  EXPECT_EQ(s.push("x\x80y"), "x\xEF\xBF\xBDy");
+}
+
 TEST(RunReport, QuantileInterpolates) {
   EXPECT_DOUBLE_EQ(quantile({}, 0.5), 0.0);
   EXPECT_DOUBLE_EQ(quantile({3, 1, 2}, 0.5), 2.0);

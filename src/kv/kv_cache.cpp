@@ -20,8 +20,12 @@ Status check_shape(const Geometry& g, int n_layers, const RopeSpec& rope) {
     return refuse("query heads", g.n_heads,
                   "use a multiple of the " + std::to_string(g.n_kv_heads) + " KV heads");
   }
-  if (g.head_dim < 4 || g.head_dim % 4 != 0) {
-    return refuse("head_dim", g.head_dim, "use a multiple of 4");
+  if (g.head_dim < 4 || g.head_dim > kMaxHeadDim || g.head_dim % 4 != 0) {
+    return refuse("head_dim", g.head_dim,
+                  "use a multiple of 4, at most " + std::to_string(kMaxHeadDim));
+  }
+  if (g.window < 1 || g.window > kMaxWindow) {
+    return refuse("window", g.window, "use 1 to " + std::to_string(kMaxWindow) + " tokens");
   }
   if (rope.head_dim != g.head_dim ||
       rope.inv_freq.size() != static_cast<std::size_t>(g.head_dim) / 2) {

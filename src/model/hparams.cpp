@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxLayers = 512;  // llama.cpp's limit
 constexpr int kMaxHeads = 4096;
-constexpr int kMaxHeadDim = 1024;
+constexpr int kMaxHeadDim = 256;  // the attention kernels' limit (kernels.h)
 constexpr int kMaxWidth = 1 << 20;
 constexpr int kMaxVocab = 1 << 24;
 constexpr int kMaxContext = 1 << 30;

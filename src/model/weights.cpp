@@ -66,6 +66,7 @@ class WeightLoader {
   Status place_repacked();
   Status fill(const std::vector<const Placement*>& group, std::uint64_t& done, std::uint64_t total);
   void release_pages(const GgufTensor& tensor) const;
+  void read_ahead(const GgufTensor& tensor) const;
 
   const GgufFile& file_;
   const HParams& hparams_;
@@ -212,6 +213,7 @@ Status WeightLoader::place_mapped() {
         GGML_STATUS_SUCCESS) {
       return runtime_error("tensor " + quoted(placement.source->name) + " could not be placed");
     }
+    read_ahead(*placement.source);
     *placement.slot = tensor;
   }
   return {};
@@ -263,6 +265,18 @@ Status WeightLoader::fill(const std::vector<const Placement*>& group, std::uint6
     if (options_.progress) options_.progress(static_cast<float>(done) / static_cast<float>(total));
   }
   return {};
+}
+
+// Faults a mapped tensor in at load, so that the first prompt neither waits for the disk nor looks as if
+// it had allocated the weights. Kernels before 5.14 refuse the advice; then pages come as they are read.
+void WeightLoader::read_ahead(const GgufTensor& tensor) const {
+#ifdef MADV_POPULATE_READ
+  if (!file_.is_mapped()) return;
+  constexpr std::uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<std::uintptr_t>(file_.data().data()) + tensor.offset;
+  const std::uintptr_t first = begin / kPage * kPage;
+  ::madvise(reinterpret_cast<void*>(first), begin + tensor.n_bytes - first, MADV_POPULATE_READ);
+#endif
 }
 
 // The file's copy of a repacked tensor is not read again: give its memory back.

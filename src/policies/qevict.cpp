@@ -51,7 +51,8 @@ PolicySpec qevict_policy() {
           .paper = "QEvict: Recoverable Quantized KV Eviction (arXiv 2608.05326)",
           .parameters =
               "kv_budget=0.2 n_sink=5 n_local=32 window=8 quant_share=0.7 quant_bits=2 "
-              "ranker=mass|decay:G|pnorm:P|key_l2 promotion=true",
+              "ranker=mass|decay:G|pnorm:P|key_l2 promotion=true local_rule=floor|ceil "
+              "strict_budget=false quantized_accessible=true",
           .schedule = Schedule::EveryWindow,
           .make_scorer = make_ranker,
           .make_allocator = make_uniform_allocator};
