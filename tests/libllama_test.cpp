@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "gguf_writer.h"
-#include "llama.h"
+#include "libllama_oracle.h"
 #include "model/model.h"
 #include "reference_attention.h"
 
@@ -30,56 +30,6 @@ constexpr int kTokens = 64;
 constexpr int kDecoded = 16;  // of them one by one in the first of two runs
 // One: threads of ggml spin at barriers, which takes forever where other tests run beside this one.
 constexpr int kThreads = 1;
-
-struct LlamaDeleter {
-  void operator()(llama_model* m) const { llama_model_free(m); }
-  void operator()(llama_context* c) const { llama_free(c); }
-};
-
-// libllama's logits [kTokens][n_vocab] of one prompt, in one batch.
-class Libllama {
- public:
-  Libllama(const std::string& path, bool repack) {
-    llama_model_params params = llama_model_default_params();
-    params.use_extra_bufts = repack;
-    params.n_gpu_layers = 0;
-    model_.reset(llama_model_load_from_file(path.c_str(), params));
-  }
-  bool ok() const { return model_ != nullptr; }
-
-  std::vector<float> logits(const std::vector<TokenId>& tokens, bool flash) {
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx = 256;
-    params.n_batch = params.n_ubatch = 256;
-    params.n_threads = params.n_threads_batch = kThreads;
-    params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    params.type_k = params.type_v = GGML_TYPE_F16;
-    std::unique_ptr<llama_context, LlamaDeleter> context(
-        llama_init_from_model(model_.get(), params));
-    llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      batch.token[i] = tokens[i];
-      batch.pos[i] = static_cast<int>(i);
-      batch.n_seq_id[i] = 1;
-      batch.seq_id[i][0] = 0;
-      batch.logits[i] = 1;
-    }
-    batch.n_tokens = static_cast<int>(tokens.size());
-    std::vector<float> out;
-    if (llama_decode(context.get(), batch) == 0) {
-      const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_.get()));
-      for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const float* row = llama_get_logits_ith(context.get(), static_cast<int>(i));
-        out.insert(out.end(), row, row + n_vocab);
-      }
-    }
-    llama_batch_free(batch);
-    return out;
-  }
-
- private:
-  std::unique_ptr<llama_model, LlamaDeleter> model_;
-};
 
 std::vector<TokenId> random_prompt(int index, int n_vocab) {
   std::vector<TokenId> tokens;
@@ -118,58 +68,6 @@ std::vector<TokenId> prompt(const Model& model, int index) {
   const int n_vocab = model.hparams().n_vocab;
   return random_prompt(index, n_vocab);
 }
-
-// KL(p || q) of the softmax of two rows of logits, in nats.
-double kl_divergence(const float* p, const float* q, int n) {
-  const auto log_sum = [n](const float* x) {
-    const double top = *std::max_element(x, x + n);
-    double sum = 0.0;
-    for (int i = 0; i < n; ++i) sum += std::exp(x[i] - top);
-    return top + std::log(sum);
-  };
-  const double lp = log_sum(p);
-  const double lq = log_sum(q);
-  double kl = 0.0;
-  for (int i = 0; i < n; ++i) kl += std::exp(p[i] - lp) * ((p[i] - lp) - (q[i] - lq));
-  return std::max(kl, 0.0);
-}
-
-struct Agreement {
-  double mean_kl = 0.0;
-  double max_difference = 0.0;  // of a logit
-  int n_rows = 0;
-
-  void add(const std::vector<float>& reference, const std::vector<float>& other, int n_vocab) {
-    for (std::size_t at = 0; at < reference.size(); at += n_vocab) {
-      const double kl = kl_divergence(&reference[at], &other[at], n_vocab);
-      mean_kl = (mean_kl * n_rows + kl) / (n_rows + 1);
-      ++n_rows;
-    }
-    for (std::size_t i = 0; i < reference.size(); ++i) {
-      max_difference = std::max<double>(max_difference, std::abs(reference[i] - other[i]));
-    }
-  }
-};
-
-// Rows whose first token leads by more than `gap` in the reference, and how many of them lose it.
-struct GreedyTokens {
-  int clear = 0;
-  int wrong = 0;
-
-  void add(const std::vector<float>& reference, const std::vector<float>& ours, int n_vocab,
-           double gap) {
-    for (std::size_t at = 0; at < reference.size(); at += n_vocab) {
-      const auto row = reference.begin() + static_cast<std::ptrdiff_t>(at);
-      std::vector<float> top(2);
-      std::partial_sort_copy(row, row + n_vocab, top.begin(), top.end(), std::greater<>());
-      if (top[0] - top[1] <= gap) continue;
-      const auto our_row = ours.begin() + static_cast<std::ptrdiff_t>(at);
-      const auto want = std::max_element(row, row + n_vocab) - row;
-      ++clear;
-      wrong += std::max_element(our_row, our_row + n_vocab) - our_row != want;
-    }
-  }
-};
 
 // The first n_block tokens through layer() as one block, the rest one by one through decode().
 Result<std::vector<float>> our_logits(const Model& model, Forward& forward,
