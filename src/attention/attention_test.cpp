@@ -280,6 +280,19 @@ TEST(TieredAttention, MassOfAllRowsAddsUp) {
   EXPECT_NEAR(d.mass(1), 263.0, 1e-3);
 }
 
+TEST(TieredAttention, DecayCountsAPromptAsOneStep) {
+  CacheConfig config = qevict_config(1.0);
+  config.n_sink = 0;
+  config.ranker = {Ranker::Kind::Decay, 0.5};
+  Driver d(small(), config, 2, 5);
+  d.prompt(100, 64, 64, false);
+  EXPECT_NEAR(d.mass(0), 100.0, 1e-3);
+  d.step(false);
+  EXPECT_NEAR(d.mass(0), 51.0, 1e-3);
+  d.prompt(30, 64, 16, false);
+  EXPECT_NEAR(d.mass(0), 25.5 + 30.0, 1e-3);
+}
+
 TEST(TieredAttention, SameBitsForAnyNumberOfThreads) {
   std::vector<std::vector<std::vector<float>>> runs;
   std::vector<double> mass;

@@ -144,7 +144,7 @@ void KvCache::finish_prompt_layer(int layer, const PromptRows& rows, const Promp
 
   const int omega = geometry_.window;
   const int most_windows = max_local(cache, n_tokens) / omega + 2;
-  cache.add_prompt_mass(mass, (n_region + omega - 1) / omega, most_windows);
+  cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega, most_windows);
   LayerEvent event;
   route_layer(layer, n_tokens, &rows, trace_ ? &event : nullptr);
   cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens));

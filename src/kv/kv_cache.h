@@ -125,7 +125,8 @@ class LayerCache {
   void fill_full(const Aged& aged, RouteScratch& scratch);
 
   void load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t* v) const;
-  void add_prompt_mass(const PromptMass& mass, int n_region_windows, int max_windows);
+  // A prompt counts as one step: what was there decays once.
+  void add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows, int max_windows);
   // The prompt's rows that stay fp16: sinks and everything from local_begin() to n_tokens - 1.
   void refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local);
   void push_row();

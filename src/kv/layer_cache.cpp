@@ -216,11 +216,17 @@ void LayerCache::load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t*
   }
 }
 
-void LayerCache::add_prompt_mass(const PromptMass& mass, int n_region_windows, int max_windows) {
+void LayerCache::add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows,
+                                 int max_windows) {
   QE_CHECK(mass.region.empty() || mass.region.size() == static_cast<std::size_t>(n_region_windows));
   // Decode steps push windows without allocating.
   local_mass_.reserve(static_cast<std::size_t>(std::max(n_region_windows, max_windows)));
   local_mass_.resize(static_cast<std::size_t>(n_region_windows), 0.0);
+  if (decay != 1.0) {
+    for (const std::span<double> masses : {full_.mass(), quantized_.mass(), std::span(local_mass_)}) {
+      for (double& m : masses) m *= decay;
+    }
+  }
   add(full_.mass(), mass.full);
   add(quantized_.mass(), mass.quantized);
   add(local_mass_, mass.region);
