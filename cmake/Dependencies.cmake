@@ -1,6 +1,6 @@
 # Every library comes from the system or its publisher; nothing is vendored.
 find_package(Threads REQUIRED)
-find_package(spdlog REQUIRED)
+find_package(fmt REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(hwy CONFIG QUIET)

@@ -60,6 +60,12 @@ TEST_F(CliCommands, ChatFailsWhenAScriptsQuestionCannotBeAnswered) {
   EXPECT_NE(r.err.find("context"), std::string::npos) << r.err;
 }
 
+TEST_F(CliCommands, ChatFailsOnAQuestionThatIsNoText) {
+  const CliResult r = cli({"chat", "-m", model()}, {.input = "caf\xe9 au lait\n"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("UTF-8"), std::string::npos) << r.err;
+}
+
 TEST_F(CliCommands, ChatNeedsATemplate) {
   TinyModel plain;
   plain.without = {"tokenizer.chat_template"};
@@ -94,6 +100,16 @@ TEST_F(CliCommands, InfoSaysWhatABudgetHolds) {
   for (const char* part : {"llama", "4096", "512 bytes a token", "K_f", "K_q"}) {
     EXPECT_NE(table.out.find(part), std::string::npos) << part << "\n" << table.out;
   }
+}
+
+TEST_F(CliCommands, InfoReadsNoWeights) {
+  TinyModel holed;
+  holed.without = {"blk.1.attn_k.weight"};
+  const CliResult r = cli({"info", make_model(holed, "holed.gguf"), "--json"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_GT(r.json().at("parameters"), 0);
+  EXPECT_GT(r.json().at("weight_bytes"), 0);
+  EXPECT_EQ(r.json().at("quantisation"), "f32");
 }
 
 TEST_F(CliCommands, PoliciesListsTheRegistry) {
@@ -139,6 +155,23 @@ TEST_F(CliCommands, BenchPrefillMeasuresPrompts) {
   EXPECT_EQ(r.json().at("bench"), "prefill");
   EXPECT_GT(r.json().at("prefill_tok_s"), 0);
   EXPECT_GT(r.json().at("ttft_ms").at("median"), 0);
+}
+
+TEST_F(CliCommands, BenchReportsThePeakMemoryOfEachCellAlone) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#endif
+#endif
+  if (!std::ofstream("/proc/self/clear_refs")) GTEST_SKIP() << "needs /proc/self/clear_refs";
+  const CliResult r = cli({"bench", "prefill", "-m", model(), "--depths", "4000,1", "--policies",
+                           "full", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto lines = r.json_lines();
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_LT(lines[1].at("peak_rss_bytes"), lines[0].at("peak_rss_bytes"));
 }
 
 TEST_F(CliCommands, BenchRefusesDepthsBeyondTheContextBeforeItStarts) {

@@ -41,7 +41,12 @@ TEST_F(CliErrors, CommandLine) {
                {"--no-such-option", "qevict run --help"});
   expect_names(run_fails(2, {"-p", "a", "-n", "many"}), {"many"});
   expect_names(run_fails(2, {"-p", "a", "-n", "0"}), {"-n"});
-  expect_names(run_fails(2, {"-p", "a", "-t", "-3"}), {"--threads"});
+  // Refused before the model, which is not there, is looked for.
+  for (const char* n : {"-3", "0", "257"}) {
+    expect_names(fails(2, {"run", "-m", path("gone.gguf"), "-p", "a", "-t", n}),
+                 {"--threads", n, "256"});
+  }
+  expect_names(run_fails(2, {"-p", "a", "-b", "8193"}), {"--batch-size", "8192"});
   expect_names(run_fails(2, {"-p", "a", "stray"}), {"stray"});
   expect_names(run_fails(2, {"-p", "a", "--top-p", "1.5"}), {"--top-p"});
   run_fails(2, {"-p"});
@@ -112,6 +117,7 @@ TEST_F(CliErrors, Cache) {
   expect_names(run_fails(2, {"-p", "a", "--policy", "qevict:window=wide"}), {"'wide'", "window"});
   expect_names(run_fails(2, {"-p", "a", "--policy", "full:window=8"}), {"no parameters"});
   expect_names(run_fails(2, {"-p", "a", "--window", "0"}), {"window"});
+  expect_names(run_fails(2, {"-p", "a", "--window", "33"}), {"window", "33", "from 1 to 32"});
   expect_names(run_fails(2, {"-p", "a", "--quant-bits", "3"}), {"quant_bits", "2 or 4"});
   expect_names(run_fails(2, {"-p", "a", "--quant-share", "1.5"}), {"quant_share"});
   expect_names(run_fails(2, {"-p", "a", "--ranker", "luck"}), {"ranker", "mass"});

@@ -256,6 +256,60 @@ TEST(MainJob, RequestsThatCannotBeServedAreRefused) {
   EXPECT_EQ((*session)->n_tokens(), 0);
 }
 
+TEST(MainJob, StepsThatCannotBeTakenLeaveTheSessionAlone) {
+  const TinyFile file(models()[0]);
+  const auto engine = load(file.path(), 1);
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::vector<float>> after;
+  for (const bool disturbed : {false, true}) {
+    auto session = engine->create_session(config_with(0.3));
+    ASSERT_TRUE(session.has_value());
+    EXPECT_FALSE((*session)->decode(7).has_value());  // no prompt yet
+    ASSERT_TRUE((*session)->prefill(some_tokens(100), 2, {}).has_value());
+    if (disturbed) {
+      EXPECT_FALSE((*session)->decode(tiny_vocab_size()).has_value());
+      EXPECT_FALSE((*session)->decode(-1).has_value());
+    }
+    const auto logits = (*session)->decode(7);
+    ASSERT_TRUE(logits.has_value());
+    after.emplace_back(logits->begin(), logits->end());
+    ASSERT_TRUE((*session)->decode(8).has_value());
+    const auto beyond = (*session)->decode(9);  // max_new was 2
+    ASSERT_FALSE(beyond.has_value());
+    EXPECT_EQ(beyond.error().code, ErrorCode::BadInput);
+    EXPECT_EQ((*session)->n_tokens(), 102);
+  }
+  EXPECT_EQ(after[0], after[1]);
+}
+
+TEST(MainJob, ReserveIsBoundedByTheContext) {
+  const TinyFile file(models()[0]);
+  const auto engine = load(file.path(), 1);
+  ASSERT_NE(engine, nullptr);
+  CacheConfig config = config_with(0.3);
+  config.n_local = 1000000;
+  const Outcome outcome = run(*engine, config, 20, 5);
+  EXPECT_LT(outcome.kv.reserved_bytes, 40 * 4 * 4 * 64 * 2);
+}
+
+TEST(MainJob, TraceOfACancelledPromptIsNotTold) {
+  const TinyFile file(models()[0]);
+  const auto engine = load(file.path(), 1);
+  ASSERT_NE(engine, nullptr);
+  auto session = engine->create_session(config_with(0.3));
+  ASSERT_TRUE(session.has_value());
+  int events = 0;
+  (*session)->set_trace([&](const LayerEvent&) { ++events; });
+  std::atomic<bool> cancel{false};
+  GenerateOptions options;
+  options.cancel = &cancel;
+  options.prefill_progress = [&](int done, int total) { cancel = done == total / 2; };
+  EXPECT_FALSE((*session)->generate(some_tokens(1200, 3), options).has_value());
+  EXPECT_EQ(events, 0);
+  generate(**session, some_tokens(300), 9);
+  EXPECT_EQ(events, 4);  // after the prompt and after 8 steps, two layers
+}
+
 TEST(MainJob, ForcedTokensAreFedAndScored) {
   const TinyFile file(models()[0]);
   const auto engine = load(file.path(), 1);

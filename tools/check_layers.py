@@ -29,7 +29,7 @@ CONFINED = [
     (re.compile(r"^(ggml|gguf|llama)[\w-]*\.h$"), {"model"}),
     (re.compile(r"^hwy/"), {"kernels"}),
     (re.compile(r"^CLI/"), {"cli"}),
-    (re.compile(r"^(spdlog|fmt)/"), {"base", "engine", "eval", "server", "cli"}),
+    (re.compile(r"^fmt/"), {"base", "engine", "eval", "server", "cli"}),
 ]
 # What only the tests beside the sources may include as well: a cache needs some policy.
 TEST_ONLY = {

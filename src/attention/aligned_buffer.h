@@ -34,6 +34,7 @@ class AlignedBuffer {
   };
   void allocate(std::size_t n) {
     data_.reset();
+    capacity_ = 0;  // until the allocation has succeeded
     const std::size_t bytes = (n * sizeof(T) + 63) / 64 * 64;
     data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes > 0 ? bytes : 64)));
     if (!data_) throw std::bad_alloc();

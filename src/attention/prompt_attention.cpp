@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/tiered_attention.h"
+#include "base/math.h"
 
 namespace qevict {
 namespace {
@@ -17,8 +18,6 @@ bool round_row(const float* x, int n, fp16_t* out) noexcept {
   }
   return worst < 0x7c00U;
 }
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 

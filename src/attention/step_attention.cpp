@@ -3,14 +3,13 @@
 #include <cmath>
 
 #include "attention/tiered_attention.h"
+#include "base/math.h"
 
 namespace qevict {
 namespace {
 
 // Groups an item walks: 4 x 16 windows keeps the phases of one item and its data in L2.
 constexpr int kItemGroups = 4;
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 

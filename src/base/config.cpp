@@ -10,6 +10,8 @@
 namespace qevict {
 namespace {
 
+constexpr int kMaxWindow = 32;  // the limit of the kernels (kernels/kernels.h)
+
 // A finite decimal number at the start of `text`; what follows it goes to `rest`.
 std::optional<double> take_number(std::string_view text, std::string_view& rest) {
   double value = 0.0;
@@ -186,7 +188,7 @@ Status CacheConfig::validate() const {
       !ok) {
     return ok;
   }
-  if (Status ok = check_int("window", window, 1, 1024); !ok) return ok;
+  if (Status ok = check_int("window", window, 1, kMaxWindow); !ok) return ok;
   if (Status ok = check_real("quant_share", quant_share, quant_share >= 0.0 && quant_share <= 1.0,
                              "from 0 to 1");
       !ok) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <random>
 
 #include "cli/commands.h"
@@ -44,6 +45,15 @@ std::vector<TokenId> synthetic_tokens(const Tokenizer& tokenizer, std::size_t n)
   return tokens;
 }
 
+// So that peak_rss_bytes is a cell's own: the kernel's high-water mark falls to what is resident
+// now. Where the system does not allow it, the mark of the whole process is reported.
+void reset_peak_rss() {
+  if (std::FILE* file = std::fopen("/proc/self/clear_refs", "w")) {
+    std::fputs("5", file);
+    std::fclose(file);
+  }
+}
+
 // One measured cell.
 struct Measurement {
   std::vector<double> step_ms, prefill_ms;
@@ -56,9 +66,7 @@ Status read_prompt(Session& session, std::span<const TokenId> prompt, int max_ne
   GenerateOptions options;
   options.cancel = &interrupt_flag();
   ProgressBar bar(console, fmt::format("reading {} tokens", prompt.size()));
-  options.prefill_progress = [&bar](int done, int total) {
-    bar.update(static_cast<double>(done) / total);
-  };
+  options.prefill_progress = bar.block_counter();
   const Clock::time_point start = Clock::now();
   const auto logits = session.prefill(prompt, max_new, options);
   if (!logits) return std::unexpected(logits.error());
@@ -148,6 +156,7 @@ Result<int> run_cells(const BenchArgs& args, Engine& engine, const Console& cons
     for (const std::string& policy : args.policies) {
       CacheConfig config = args.common.cache;
       if (Status s = apply_policy(policy, config); !s) return std::unexpected(s.error());
+      reset_peak_rss();
       const Result<Measurement> m = args.kind == Kind::Decode
                                         ? measure_decode(engine, config, depth, args.n, console)
                                         : measure_prefill(engine, config, depth, args.n, console);
@@ -231,7 +240,8 @@ void add_kind(CLI::App& parent, Kind kind, int& exit_code) {
   add_cache_options(*command, args->common);
   add_quiet_option(*command, args->common);
   command->footer(
-      fmt::format("Prints a JSON line for each depth and policy.\nExample:\n  qevict bench {} "
+      fmt::format("Prints a JSON line for each depth and policy; peak_rss_bytes is the process's\n"
+                  "highest resident memory while that line was measured.\nExample:\n  qevict bench {} "
                   "--depths 0,4K,16K --policies full,qevict --kv-budget 0.2",
                   decode ? "decode" : "prefill"));
   command->callback([args, &exit_code] {

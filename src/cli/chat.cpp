@@ -108,19 +108,13 @@ Result<Chat::Next> Chat::on_prompt_error(const Error& error) {
 }
 
 Result<Chat::Next> Chat::answer(const std::string& line) {
-  if (Status s = check_utf8(line, "standard input"); !s) {
-    messages_.push_back({"user", ""});
-    return on_prompt_error(s.error());
-  }
   messages_.push_back({"user", line});
+  if (Status s = check_utf8(line, "standard input"); !s) return on_prompt_error(s.error());
   const Result<std::vector<TokenId>> tokens = encode();
   if (!tokens) return on_prompt_error(tokens.error());
   GenerateOptions options = args_.common.generate;
   ProgressBar bar(console_, "reading");
-  options.prefill_progress = [&bar](int done, int total) {
-    bar.update(static_cast<double>(done) / total);
-    if (done == total) bar.clear();
-  };
+  options.prefill_progress = bar.block_counter();
   options.on_text = [this](const std::string& text) {
     output_.write(text);
     if (output_.failed()) request_stop();

@@ -5,8 +5,8 @@
 
 #include "cli/commands.h"
 #include "cli/json_report.h"
-#include "cli/signals.h"
 #include "kv/budget.h"
+#include "model/model_info.h"
 
 namespace qevict::cli {
 namespace {
@@ -28,15 +28,9 @@ struct Row {
   double evicted = 0.0;      // share of them
 };
 
-Geometry geometry_of(const HParams& hp, const CacheConfig& config) {
-  Geometry g;
-  g.n_heads = hp.n_heads;
-  g.n_kv_heads = hp.n_kv_heads;
-  g.head_dim = hp.head_dim;
-  g.window = config.window;
-  g.quant_bits = config.quant_bits;
-  g.pairing = hp.rope.pairing;
-  return g;
+// fp16 K and V of one token in all layers.
+std::int64_t kv_bytes_per_token(const HParams& hp) {
+  return static_cast<std::int64_t>(make_geometry(hp, {}).token_bytes()) * hp.n_layers;
 }
 
 Result<Row> make_row(const HParams& hp, CacheConfig config, int context,
@@ -44,11 +38,10 @@ Result<Row> make_row(const HParams& hp, CacheConfig config, int context,
   const Result<KvBudget> parsed = KvBudget::parse(budget);
   if (!parsed) return std::unexpected(parsed.error());
   config.budget = *parsed;
-  const Geometry g = geometry_of(hp, config);
+  const Geometry g = make_geometry(hp, config);
   const Result<BudgetPlan> plan = solve_budget(g, hp.n_layers, config, context, 0);
   if (!plan) return std::unexpected(plan.error());
-  Row row{context, budget, static_cast<std::int64_t>(g.token_bytes()) * hp.n_layers * context,
-          *plan,   0,      0.0};
+  Row row{context, budget, kv_bytes_per_token(hp) * context, *plan, 0, 0.0};
   row.windows =
       evictable_windows(context, plan->n_sink, plan->n_local, g.window, config.local_rule);
   const std::int64_t held = plan->quota.n_full + plan->quota.n_quantized;
@@ -60,7 +53,6 @@ Result<Row> make_row(const HParams& hp, CacheConfig config, int context,
 }
 
 std::string heading(const HParams& hp, const std::string& path) {
-  const std::int64_t token_bytes = std::int64_t{4} * hp.n_kv_heads * hp.head_dim * hp.n_layers;
   std::string out;
   const auto line = [&](const char* name, const std::string& value) {
     out += fmt::format("{:<14}{}\n", name, value);
@@ -75,7 +67,7 @@ std::string heading(const HParams& hp, const std::string& path) {
   line("heads",
        fmt::format("{} query, {} KV, dimension {}", hp.n_heads, hp.n_kv_heads, hp.head_dim));
   line("context", std::to_string(hp.n_ctx_train));
-  line("KV cache", fmt::format("{} bytes a token (fp16)", token_bytes));
+  line("KV cache", fmt::format("{} bytes a token (fp16)", kv_bytes_per_token(hp)));
   return out;
 }
 
@@ -118,7 +110,7 @@ std::string as_json(const HParams& hp, const std::string& path, const std::vecto
                {"embedding", hp.n_embd},
                {"vocabulary", hp.n_vocab},
                {"context", hp.n_ctx_train},
-               {"kv_bytes_per_token", std::int64_t{4} * hp.n_kv_heads * hp.head_dim * hp.n_layers}};
+               {"kv_bytes_per_token", kv_bytes_per_token(hp)}};
   Json list = Json::array();
   for (const Row& r : rows) {
     list.push_back({{"context", r.context},
@@ -152,16 +144,9 @@ Result<int> info(InfoArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
   const Result<std::string> path = find_model(args.model);
   if (!path) return std::unexpected(path.error());
-  const Console console(args.common.quiet);
-  ProgressBar bar(console, "reading the model");
-  ModelOptions options;
-  options.repack = false;
-  options.progress = [&bar](float fraction) { bar.update(fraction); };
-  options.cancel = &interrupt_flag();
-  const auto model = Model::load(*path, options);
-  bar.clear();
-  if (!model) return std::unexpected(model.error());
-  const HParams& hp = (*model)->hparams();
+  const Result<HParams> hparams = read_model_info(*path);
+  if (!hparams) return std::unexpected(hparams.error());
+  const HParams& hp = *hparams;
   std::vector<Row> rows;
   for (const int context : args.contexts.empty() ? default_contexts(hp) : args.contexts) {
     for (const std::string& budget : args.budgets) {

@@ -5,6 +5,10 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "cli/commands.h"
 #include "cli/signals.h"
 
@@ -74,11 +78,22 @@ int run_program(int argc, char** argv) {
   return exit_code;
 }
 
+// glibc raises its thresholds whenever a large block is freed (up to 32 MiB) and then keeps blocks of
+// that size for itself: a prompt's buffers would count as resident for as long as the program lives.
+// Fixed thresholds give every block of 1 MiB or more back to the system at once.
+void return_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
+}
+
 }  // namespace
 }  // namespace qevict::cli
 
 int main(int argc, char** argv) {
   using namespace qevict;
+  cli::return_freed_memory();
   try {
     return cli::run_program(argc, argv);
   } catch (const std::bad_alloc&) {

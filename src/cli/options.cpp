@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cli/signals.h"
+#include "engine/cpu_count.h"
 #include "engine/pull.h"
 #include "policies/registry.h"
 
@@ -16,6 +17,7 @@ namespace qevict::cli {
 namespace {
 
 constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr int kMaxBatch = 8192;  // the memory of a prompt's block grows with it
 
 template <typename T>
 Status parse_number(std::string_view name, const std::string& text, T& value) {
@@ -88,7 +90,7 @@ constexpr CacheOption kCacheOptions[] = {
      set_local},
     {"local_rule", "--local-rule", "floor|ceil", "when a window leaves the local zone [floor]",
      set_local_rule},
-    {"window", "--window", "N", "tokens that are ranked and moved together [8]", set_window},
+    {"window", "--window", "N", "tokens that are ranked and moved together, 1 to 32 [8]", set_window},
     {"quant_share", "--quant-share", "X", "share of the history's bytes for Quantized [0.7]",
      set_share},
     {"quant_bits", "--quant-bits", "2|4", "bits of a quantised value [2]", set_bits},
@@ -171,8 +173,8 @@ void add_model_options(CLI::App& app, CommonOptions& o) {
       ->type_name("MODEL")
       ->envname("QEVICT_MODEL")
       ->group(group);
-  app.add_option("-t,--threads", o.engine.n_threads, "threads [cores of this process]")
-      ->check(in_range(0, 4096))
+  app.add_option("-t,--threads", o.engine.n_threads, "threads [physical cores of this process]")
+      ->check(in_range(1, kMaxThreads))
       ->type_name("N")
       ->envname("QEVICT_THREADS")
       ->group(group);
@@ -184,7 +186,7 @@ void add_model_options(CLI::App& app, CommonOptions& o) {
       ->envname("QEVICT_CTX_SIZE")
       ->group(group);
   app.add_option("-b,--batch-size", o.engine.batch_size, "prompt tokens computed together [512]")
-      ->check(in_range(1, 1 << 20))
+      ->check(in_range(1, kMaxBatch))
       ->type_name("N")
       ->envname("QEVICT_BATCH_SIZE")
       ->group(group);
@@ -276,16 +278,12 @@ void add_json_option(CLI::App& app, CommonOptions& o) {
 Status apply_policy(const std::string& text, CacheConfig& config) {
   const std::size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
-  const PolicySpec* policy = find_policy(name);
-  if (policy == nullptr) {
-    std::string known;
-    for (const PolicySpec& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
-    return bad_input(fmt::format("unknown policy '{}' (--policy): use one of {}", name, known));
-  }
+  const Result<const PolicySpec*> policy = require_policy(name);
+  if (!policy) return std::unexpected(policy.error());
   config.policy = name;
   if (colon == std::string::npos) return {};
   for (const std::string& item : CLI::detail::split(text.substr(colon + 1), ',')) {
-    if (Status s = apply_policy_parameter(*policy, item, config); !s) return s;
+    if (Status s = apply_policy_parameter(**policy, item, config); !s) return s;
   }
   return {};
 }

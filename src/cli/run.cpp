@@ -143,10 +143,7 @@ Result<GenerateResult> generate(const RunArgs& args, Prepared& prepared, Engine&
     (*session)->set_trace([&trace = *prepared.trace](const LayerEvent& e) { trace.write(e); });
   }
   ProgressBar bar(console, "reading the prompt");
-  options.prefill_progress = [&bar](int done, int total) {
-    bar.update(static_cast<double>(done) / total);
-    if (done == total) bar.clear();
-  };
+  options.prefill_progress = bar.block_counter();
   if (!args.common.json) {
     options.on_text = [&output](const std::string& text) {
       output.write(text);

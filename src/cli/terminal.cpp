@@ -124,6 +124,13 @@ void ProgressBar::update(double fraction) {
                                        std::string(kWidth - filled, ' '), percent));
 }
 
+std::function<void(int, int)> ProgressBar::block_counter() {
+  return [this](int done, int total) {
+    update(static_cast<double>(done) / total);
+    if (done == total) clear();
+  };
+}
+
 void ProgressBar::clear() {
   if (last_percent_ >= 0) write_all(STDERR_FILENO, "\r\x1b[K");
   last_percent_ = -1;

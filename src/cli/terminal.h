@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -47,6 +48,8 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   void update(double fraction);  // 0..1
+  // A callback for GenerateOptions::prefill_progress; the bar goes with the last block.
+  std::function<void(int done, int total)> block_counter();
   void clear();
 
  private:

@@ -1,27 +1,15 @@
 #include "engine/engine.h"
 
-#include <sched.h>
-
 #include <chrono>
 #include <fmt/format.h>
 #include <new>
-#include <thread>
 
+#include "engine/cpu_count.h"
 #include "engine/session.h"
 #include "policies/registry.h"
 
 namespace qevict {
 namespace {
-
-// Cores that this process may run on.
-int usable_cores() {
-#ifdef __linux__
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-#endif
-  const unsigned n = std::thread::hardware_concurrency();
-  return n > 0 ? static_cast<int>(n) : 1;
-}
 
 class EngineImpl final : public Engine {
  public:
@@ -38,21 +26,11 @@ class EngineImpl final : public Engine {
   double load_ms() const override { return load_ms_; }
 
   Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) override {
-    const PolicySpec* policy = find_policy(config.policy);
-    if (policy == nullptr) {
-      std::string known;
-      for (const PolicySpec& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
-      return bad_input(fmt::format("unknown policy \"{}\" (--policy): use one of {}", config.policy, known));
-    }
+    const Result<const PolicySpec*> policy = require_policy(config.policy);
+    if (!policy) return std::unexpected(policy.error());
     const HParams& hp = model_->hparams();
-    Geometry g;
-    g.n_heads = hp.n_heads;
-    g.n_kv_heads = hp.n_kv_heads;
-    g.head_dim = hp.head_dim;
-    g.window = config.window;
-    g.quant_bits = config.quant_bits;
-    g.pairing = hp.rope.pairing;
-    auto cache = KvCache::create(g, hp.n_layers, hp.rope, config, *policy);
+    auto cache =
+        KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, **policy);
     if (!cache) return std::unexpected(cache.error());
     return std::make_unique<SessionImpl>(context_, std::move(*cache));
   }
@@ -65,6 +43,17 @@ class EngineImpl final : public Engine {
 };
 
 }  // namespace
+
+Geometry make_geometry(const HParams& hparams, const CacheConfig& config) {
+  Geometry g;
+  g.n_heads = hparams.n_heads;
+  g.n_kv_heads = hparams.n_kv_heads;
+  g.head_dim = hparams.head_dim;
+  g.window = config.window;
+  g.quant_bits = config.quant_bits;
+  g.pairing = hparams.rope.pairing;
+  return g;
+}
 
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (const std::string isa = isa_error(); !isa.empty()) return bad_input(isa);
@@ -81,7 +70,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
       return bad_input(fmt::format("context {} is above the model's {} (--ctx-size): lower it",
                                    options.ctx_size, hp.n_ctx_train));
     }
-    auto forward = Forward::create(**model, options.n_threads > 0 ? options.n_threads : usable_cores());
+    auto forward = Forward::create(**model, options.n_threads > 0 ? options.n_threads : default_threads());
     if (!forward) return std::unexpected(forward.error());
     const double ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

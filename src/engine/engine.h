@@ -23,13 +23,16 @@ namespace qevict {
 
 struct EngineOptions {
   std::string model_path;
-  int n_threads = 0;  // 0: all physical cores this process may use
+  int n_threads = 0;  // 0: the physical cores this process may use (engine/cpu_count.h)
   bool repack = true;
   int batch_size = 512;                       // prompt tokens a block
   int ctx_size = 0;                           // 0: the model's
   std::function<void(float)> load_progress;   // 0..1
   const std::atomic<bool>* cancel = nullptr;  // also stops loading
 };
+
+// The shape of the model's attention with the configuration's windows and codes.
+Geometry make_geometry(const HParams& hparams, const CacheConfig& config);
 
 struct TokenLogprob {
   TokenId id = 0;

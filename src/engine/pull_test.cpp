@@ -202,6 +202,17 @@ TEST_F(PullTest, SaysWhenTheFolderCannotBeMade) {
   EXPECT_NE(path.error().message.find("model folder"), std::string::npos);
 }
 
+TEST_F(PullTest, SaysWhenThePartsCannotBeExamined) {
+  const fs::path partial = final_file().string() + ".partial";
+  fs::create_directories(partial);
+  fs::create_symlink("parts", partial / "parts");  // to itself
+  const Result<std::string> path = pull_model(model_, options_);
+  ASSERT_FALSE(path);
+  EXPECT_NE(path.error().message.find("cannot write (" + (partial / "parts").string()),
+            std::string::npos)
+      << path.error().message;
+}
+
 TEST_F(PullTest, SaysWhenTheDiskIsTooSmall) {
   model_.size_bytes = std::uint64_t{1} << 60;
   model_.part_bytes = std::uint64_t{1} << 50;

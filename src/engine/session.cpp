@@ -121,6 +121,8 @@ Status SessionImpl::run_prompt_layers(std::span<const TokenId> tokens,
 Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> prompt, int max_new,
                                                     const GenerateOptions& options) {
   if (prompt.empty()) return bad_input("the prompt is empty (prompt): give at least one token");
+  if (Status s = check_usable(); !s) return std::unexpected(s.error());
+  attention_.take_nonfinite_layer();  // of a prompt that failed otherwise
   try {
     if (Status s = cache_->begin_prompt(static_cast<int>(prompt.size()), max_new); !s) {
       return std::unexpected(s.error());
@@ -132,6 +134,7 @@ Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> pro
     }
     if (Status s = check_finite(logits_); !s) return std::unexpected(s.error());
     guard.commit();
+    context_.forward->release_prompt_workspace();
   } catch (const std::bad_alloc&) {
     return runtime_error(fmt::format(
         "out of memory ({} prompt tokens): shorten the prompt or lower --batch-size", prompt.size()));
@@ -139,15 +142,41 @@ Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> pro
   return std::span<const float>(logits_);
 }
 
+Status SessionImpl::check_usable() const {
+  if (!broken_) return {};
+  return runtime_error(
+      "an earlier step of this session failed half-way (session): start a new session");
+}
+
 Result<std::span<const float>> SessionImpl::decode(TokenId token) {
-  attention_.begin_step();
-  cache_->begin_step();
-  if (Status s = context_.forward->decode(token, attention_, logits_.data()); !s) {
-    return std::unexpected(s.error());
+  if (Status s = check_usable(); !s) return std::unexpected(s.error());
+  if (token < 0 || token >= context_.model->hparams().n_vocab) {
+    return bad_input(fmt::format("token id {} is outside the vocabulary (decode): use ids 0..{}", token,
+                                 context_.model->hparams().n_vocab - 1));
   }
-  cache_->end_step();
-  if (Status s = check_layers(); !s) return std::unexpected(s.error());
-  if (Status s = check_finite(logits_); !s) return std::unexpected(s.error());
+  const std::int64_t room =
+      std::min<std::int64_t>(context_.ctx_size, cache_->budget().context_tokens);
+  if (cache_->n_tokens() == 0 || cache_->n_tokens() >= room) {
+    return bad_input(fmt::format(
+        "no room for another token ({} in the cache, {} planned): read a prompt with a larger max_new",
+        cache_->n_tokens(), room));
+  }
+  // A step that fails has already left its row and mass in some layers.
+  broken_ = true;
+  try {
+    attention_.begin_step();
+    cache_->begin_step();
+    if (Status s = context_.forward->decode(token, attention_, logits_.data()); !s) {
+      return std::unexpected(s.error());
+    }
+    if (Status s = check_layers(); !s) return std::unexpected(s.error());
+    if (Status s = check_finite(logits_); !s) return std::unexpected(s.error());
+    cache_->end_step();
+  } catch (const std::bad_alloc&) {
+    return runtime_error(fmt::format("out of memory ({} tokens in the cache): lower --kv-budget",
+                                     cache_->n_tokens()));
+  }
+  broken_ = false;
   return std::span<const float>(logits_);
 }
 
@@ -196,7 +225,7 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   if (!logits) return std::unexpected(logits.error());
   const double prefill_ms = ms_since(start);
   pending_ = -1;
-  result.prompt_tokens = static_cast<int>(tokens.size());
+  result.prompt_tokens = static_cast<int>(prompt.size());
   result.timing.prefill_tok_s = 1000.0 * static_cast<double>(tokens.size()) / prefill_ms;
   result.rss_after_prefill_bytes = resident_set_bytes();
   if (cache_->budget().raised && !cache_->budget().uncompressed) {

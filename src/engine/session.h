@@ -35,6 +35,7 @@ class SessionImpl final : public Session {
 
  private:
   Status run_prompt_layers(std::span<const TokenId> tokens, const GenerateOptions& options);
+  Status check_usable() const;
   Status check_finite(std::span<const float> logits);
   Status check_layers();
   Status check_request(std::size_t n_prompt, const GenerateOptions& options) const;
@@ -47,6 +48,7 @@ class SessionImpl final : public Session {
   std::vector<float> sampled_;  // logits with bans, for the sampler
   std::vector<float> last_hidden_;  // [n_embd]
   TokenId pending_ = -1;
+  bool broken_ = false;  // a step failed half-way: the cache can not be trusted any more
   std::size_t workspace_peak_ = 0;
 };
 

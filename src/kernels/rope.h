@@ -33,6 +33,7 @@ class WindowPhases {
   static constexpr int kFine = 64;
   int pairs() const { return pairs_; }
   // [pairs] each: angles of the coarse row w / kFine and of the fine row w % kFine.
+  // w < max_windows().
   const float* coarse_cos(int w) const { return coarse_.data() + std::size_t(w / kFine) * 2 * pairs_; }
   const float* coarse_sin(int w) const { return coarse_cos(w) + pairs_; }
   const float* fine_cos(int w) const { return fine_.data() + std::size_t(w % kFine) * 2 * pairs_; }

@@ -20,9 +20,9 @@ Status check_shape(const Geometry& g, int n_layers, const RopeSpec& rope) {
     return refuse("query heads", g.n_heads,
                   "use a multiple of the " + std::to_string(g.n_kv_heads) + " KV heads");
   }
-  if (g.head_dim < 4 || g.head_dim > kMaxHeadDim || g.head_dim % 4 != 0) {
+  if (g.head_dim < 8 || g.head_dim > kMaxHeadDim || g.head_dim % 4 != 0) {
     return refuse("head_dim", g.head_dim,
-                  "use a multiple of 4, at most " + std::to_string(kMaxHeadDim));
+                  "use a multiple of 4 from 8, at most " + std::to_string(kMaxHeadDim));
   }
   if (g.window < 1 || g.window > kMaxWindow) {
     return refuse("window", g.window, "use 1 to " + std::to_string(kMaxWindow) + " tokens");
@@ -55,6 +55,7 @@ struct KvCache::Backup {
   BudgetPlan budget;
   int step = 0;
   std::vector<std::optional<LayerCache>> layers;  // filled as finish_prompt_layer() overwrites
+  std::vector<LayerEvent> events;                  // told when the prompt is committed
 };
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,
@@ -116,19 +117,21 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   auto plan = solve_budget(geometry_, n_layers(), limits, n_positions, max_new_tokens);
   if (!plan) return std::unexpected(plan.error());
 
-  backup_ = std::make_shared<Backup>();
-  backup_->n_new = n_new;
-  backup_->empty_before = n_tokens_ == 0;
-  backup_->budget = budget_;
-  backup_->step = step_;
-  backup_->layers.resize(layers_.size());
-  budget_ = *plan;
-  step_ = 0;
+  // Everything that may run out of memory comes before the first change.
+  auto backup = std::make_shared<Backup>();
+  backup->n_new = n_new;
+  backup->empty_before = n_tokens_ == 0;
+  backup->budget = budget_;
+  backup->step = step_;
+  backup->layers.resize(layers_.size());
   const auto windows = static_cast<int>(
-      std::max<std::int64_t>(1, (budget_.context_tokens - config_.n_sink) / geometry_.window + 1));
+      std::max<std::int64_t>(1, (plan->context_tokens - config_.n_sink) / geometry_.window + 1));
   if (windows > phases_.max_windows()) {
     phases_ = WindowPhases(rope_, config_.n_sink, geometry_.window, windows);
   }
+  backup_ = std::move(backup);
+  budget_ = *plan;
+  step_ = 0;
   return {};
 }
 
@@ -140,15 +143,22 @@ void KvCache::finish_prompt_layer(int layer, const PromptRows& rows, const Promp
   QE_CHECK(rows.n_sink_rows == std::min(config_.n_sink, n_tokens));
   QE_CHECK(rows.n_rows == rows.n_sink_rows + n_region && rows.n_rows <= rows.capacity);
   QE_CHECK(n_region == 0 || rows.region_begin == cache.local_begin_);
-  if (!backup_->empty_before) backup_->layers[layer].emplace(cache);
+  if (!backup_->empty_before) {
+    // The copy is worked on: what a rollback puts back is the original, with the room it had.
+    LayerCache copy(cache);
+    backup_->layers[layer].emplace(std::move(cache));
+    cache = std::move(copy);
+  }
 
   const int omega = geometry_.window;
-  const int most_windows = max_local(cache, n_tokens) / omega + 2;
-  cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega, most_windows);
+  cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega);
   LayerEvent event;
   route_layer(layer, n_tokens, &rows, trace_ ? &event : nullptr);
-  cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens));
-  if (trace_) finish_event(layer, n_tokens, event);
+  cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens), budget_.context_tokens);
+  if (trace_) {
+    finish_event(layer, n_tokens, event);
+    backup_->events.push_back(std::move(event));
+  }
   peak_bytes_ = std::max(peak_bytes_, bytes().total());
 }
 
@@ -156,7 +166,10 @@ void KvCache::commit_prompt() {
   QE_CHECK(backup_);
   n_tokens_ += backup_->n_new;
   ++event_;
-  backup_.reset();
+  const std::shared_ptr<Backup> done = std::move(backup_);
+  for (const LayerEvent& event : done->events) {
+    if (trace_) trace_(event);
+  }
 }
 
 void KvCache::rollback_prompt() {
@@ -174,7 +187,7 @@ void KvCache::rollback_prompt() {
 }
 
 void KvCache::begin_step() {
-  QE_CHECK(!backup_ && n_tokens_ > 0);
+  QE_CHECK(!backup_ && n_tokens_ > 0 && n_tokens_ < budget_.context_tokens);
   for (LayerCache& layer : layers_) layer.push_row();
   ++n_tokens_;
 }
@@ -191,7 +204,10 @@ void KvCache::end_step() {
   for (int i = 0; i < n_layers(); ++i) {
     LayerEvent event;
     route_layer(i, n_tokens_, nullptr, trace_ ? &event : nullptr);
-    if (trace_) finish_event(i, n_tokens_, event);
+    if (trace_) {
+      finish_event(i, n_tokens_, event);
+      trace_(event);
+    }
   }
   ++event_;
 }
@@ -246,7 +262,6 @@ void KvCache::finish_event(int layer, TokenPos n_tokens, LayerEvent& event) {
   event.dormant = cache.ledger_.windows();
   event.bytes = cache.bytes();
   event.dormant_bytes = cache.ledger_.block_bytes();
-  trace_(event);
 }
 
 TierBytes KvCache::bytes() const {

@@ -103,7 +103,6 @@ class LayerCache {
 
  private:
   friend class KvCache;
-  friend class CacheIo;  // save and load (kv/cache_io.h)
 
   // Windows first .. first + count - 1, which leave the local zone; their payload is in `rows`, or
   // in the recent store when null.
@@ -126,9 +125,10 @@ class LayerCache {
 
   void load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t* v) const;
   // A prompt counts as one step: what was there decays once.
-  void add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows, int max_windows);
+  void add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows);
   // The prompt's rows that stay fp16: sinks and everything from local_begin() to n_tokens - 1.
-  void refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local);
+  void refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local,
+                     std::int64_t context_tokens);
   void push_row();
   void clear();
 
@@ -174,7 +174,8 @@ class KvCache {
   void commit_prompt();
   void rollback_prompt();
 
-  // Reserves the new token's row in every layer; its position is n_tokens() before the call.
+  // Reserves the new token's row in every layer; its position is n_tokens() before the call, which
+  // must be below budget().context_tokens.
   void begin_step();
   // k post-RoPE, v: [D] fp32 of one KV head of the reserved row.
   void append(int layer, int kv_head, const float* k, const float* v);
@@ -195,7 +196,6 @@ class KvCache {
   double routing_seconds() const { return routing_seconds_; }
 
  private:
-  friend class CacheIo;
   KvCache() = default;
   // Routes one layer at length n_tokens; `rows`: the prompt's, null in a decode step.
   void route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event);

@@ -57,7 +57,7 @@ MetadataBytes LayerCache::metadata() const {
   m.positions = full_.position_bytes() + quantized_.position_bytes();
   m.ledger = ledger_.entry_bytes();
   m.dormant = ledger_.block_bytes();
-  m.scores = full_.score_bytes() + quantized_.score_bytes() + local_mass_.size() * sizeof(double);
+  m.scores = full_.score_bytes() + quantized_.score_bytes() + local_mass_.capacity() * sizeof(double);
   return m;
 }
 
@@ -216,11 +216,8 @@ void LayerCache::load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t*
   }
 }
 
-void LayerCache::add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows,
-                                 int max_windows) {
+void LayerCache::add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows) {
   QE_CHECK(mass.region.empty() || mass.region.size() == static_cast<std::size_t>(n_region_windows));
-  // Decode steps push windows without allocating.
-  local_mass_.reserve(static_cast<std::size_t>(std::max(n_region_windows, max_windows)));
   local_mass_.resize(static_cast<std::size_t>(n_region_windows), 0.0);
   if (decay != 1.0) {
     for (const std::span<double> masses : {full_.mass(), quantized_.mass(), std::span(local_mass_)}) {
@@ -232,9 +229,12 @@ void LayerCache::add_prompt_mass(const PromptMass& mass, double decay, int n_reg
   add(local_mass_, mass.region);
 }
 
-void LayerCache::refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local) {
-  if (recent_.max_tokens() < n_sink_ + max_local) {
-    recent_ = RecentStore(geometry_, n_sink_, max_local);
+void LayerCache::refill_recent(const PromptRows& rows, TokenPos n_tokens, int max_local,
+                               std::int64_t context_tokens) {
+  // A prompt may want more rows than the last one, or fewer; never more than the context holds.
+  const std::int64_t wanted = std::min(std::int64_t{n_sink_} + max_local, context_tokens);
+  if (recent_.max_tokens() != wanted) {
+    recent_ = RecentStore(geometry_, n_sink_, max_local, context_tokens);
   }
   recent_.clear();
   const auto take = [&](int row) {
@@ -249,6 +249,14 @@ void LayerCache::refill_recent(const PromptRows& rows, TokenPos n_tokens, int ma
   for (TokenPos p = local_begin_; p < n_tokens; ++p) {
     take(rows.n_sink_rows + (p - rows.region_begin));
   }
+  // Room for the windows that decode steps may open, so that they do not allocate; no more, for the
+  // prompt's own windows have just been ranked.
+  std::vector<double> local;
+  local.reserve(static_cast<std::size_t>((recent_.max_tokens() - recent_.n_sinks()) /
+                                             geometry_.window +
+                                         2));
+  local.assign(local_mass_.begin(), local_mass_.end());
+  local_mass_ = std::move(local);
 }
 
 void LayerCache::push_row() {

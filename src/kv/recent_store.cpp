@@ -1,5 +1,6 @@
 #include "kv/recent_store.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -9,10 +10,11 @@ namespace {
 constexpr int kRowStep = 16;  // RecentRef: capacity is a multiple of 16
 }
 
-RecentStore::RecentStore(const Geometry& geometry, int n_sink, int max_local)
+RecentStore::RecentStore(const Geometry& geometry, int n_sink, int max_local,
+                         std::int64_t most_tokens)
     : geometry_(geometry),
       n_sink_(n_sink),
-      max_tokens_(n_sink + max_local),
+      max_tokens_(static_cast<int>(std::min(std::int64_t{n_sink} + max_local, most_tokens))),
       capacity_((max_tokens_ + kRowStep - 1) / kRowStep * kRowStep),
       token_bytes_(geometry.token_bytes()) {
   const std::size_t elements = static_cast<std::size_t>(geometry.n_kv_heads) * geometry.head_dim *

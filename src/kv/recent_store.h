@@ -7,6 +7,8 @@
 // reserved.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -18,8 +20,9 @@ namespace qevict {
 class RecentStore {
  public:
   RecentStore() = default;
-  // Room for n_sink + max_local tokens, rounded up to 16 rows.
-  RecentStore(const Geometry& geometry, int n_sink, int max_local);
+  // Room for n_sink + max_local tokens, at most `most_tokens`, rounded up to 16 rows.
+  RecentStore(const Geometry& geometry, int n_sink, int max_local,
+              std::int64_t most_tokens = std::numeric_limits<int>::max());
 
   int n_sinks() const { return n_sinks_; }  // present, <= n_sink
   int n_local_tokens() const { return n_tokens_ - n_sinks_; }

@@ -33,6 +33,7 @@ class GgmlForward final : public Forward {
                int last_rows_only) override;
   Status head(const float* hidden_row, float* logits) override;
   Status decode(std::int32_t token, Attention& attention, float* logits) override;
+  void release_prompt_workspace() override { block_.release(); }
   int n_threads() const override { return n_threads_; }
   std::size_t workspace_bytes() const override {
     return block_.workspace_bytes() + head_.workspace_bytes() + decode_.workspace_bytes() +

@@ -108,6 +108,13 @@ Status GraphRunner::run() {
   return {};
 }
 
+void GraphRunner::release() {
+  graph_ = nullptr;
+  allocator_.reset(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+  work_.reset();
+  work_bytes_ = 0;
+}
+
 std::size_t GraphRunner::workspace_bytes() const {
   return arena_bytes_ + ggml_gallocr_get_buffer_size(allocator_.get(), 0) + work_bytes_;
 }

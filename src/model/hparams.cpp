@@ -109,7 +109,7 @@ void read_heads(KeyReader& keys, HParams& h) {
                   ", but a head has " + d + " channels",
               "use a model whose RoPE covers the whole head");
   }
-  if (h.head_dim % 4 != 0 || h.head_dim > kMaxHeadDim) {
+  if (h.head_dim % 4 != 0 || h.head_dim < 8 || h.head_dim > kMaxHeadDim) {
     keys.fail("a head has " + d + " channels; a multiple of 4 up to " +
                   std::to_string(kMaxHeadDim) + " is needed",
               "use another model");

@@ -68,6 +68,8 @@ class Forward {
   // One token through the whole model in one graph, built once. logits [n_vocab]. No allocation
   // after the first call.
   virtual Status decode(std::int32_t token, Attention& attention, float* logits) = 0;
+  // Gives the memory of the last prompt's graphs back; the next layer() allocates it again.
+  virtual void release_prompt_workspace() = 0;
   virtual int n_threads() const = 0;
   virtual std::size_t workspace_bytes() const = 0;  // graph buffers held
 };

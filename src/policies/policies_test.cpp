@@ -28,6 +28,17 @@ TEST(Policies, NamesAreUniqueAndFound) {
   EXPECT_EQ(find_policy("unknown"), nullptr);
 }
 
+TEST(Policies, ErrorOfAnUnknownNameListsTheKnownOnes) {
+  const auto unknown = require_policy("magic");
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code, ErrorCode::BadInput);
+  for (const PolicySpec& policy : policies()) {
+    EXPECT_NE(unknown.error().message.find(policy.name), std::string::npos);
+    EXPECT_EQ(require_policy(policy.name).value(), &policy);
+  }
+  EXPECT_NE(unknown.error().message.find("'magic'"), std::string::npos);
+}
+
 TEST(Policies, EachMakesAPureScorerAndAnAllocator) {
   const std::vector<WindowView> windows = {
       {0, Tier::Full, 1.0F, 2.0F}, {3, Tier::Quantized, 0.5F, 1.0F}, {4, Tier::Local, 0.0F, 4.0F}};

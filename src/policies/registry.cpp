@@ -1,5 +1,7 @@
 #include "policies/registry.h"
 
+#include <string>
+
 // One line a policy: its factory, defined in the file of its name.
 #define QE_POLICIES(X) \
   X(full_policy)       \
@@ -23,6 +25,13 @@ const PolicySpec* find_policy(std::string_view name) {
     if (policy.name == name) return &policy;
   }
   return nullptr;
+}
+
+Result<const PolicySpec*> require_policy(std::string_view name) {
+  if (const PolicySpec* policy = find_policy(name)) return policy;
+  std::string known;
+  for (const PolicySpec& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
+  return bad_input("unknown policy '" + std::string(name) + "' (--policy): use one of " + known);
 }
 
 }  // namespace qevict

@@ -5,11 +5,14 @@
 #include <string_view>
 
 #include "kv/policy.h"
+#include "qevict/result.h"
 
 namespace qevict {
 
 std::span<const PolicySpec> policies();
 // Null when unknown.
 const PolicySpec* find_policy(std::string_view name);
+// The same for a name that a user gave: the error lists the known ones.
+Result<const PolicySpec*> require_policy(std::string_view name);
 
 }  // namespace qevict
