@@ -166,8 +166,8 @@ TEST_F(CliCommands, BenchReportsThePeakMemoryOfEachCellAlone) {
 #endif
 #endif
   if (!std::ofstream("/proc/self/clear_refs")) GTEST_SKIP() << "needs /proc/self/clear_refs";
-  const CliResult r = cli({"bench", "prefill", "-m", model(), "--depths", "4000,1", "--policies",
-                           "full", "-q"});
+  const CliResult r =
+      cli({"bench", "prefill", "-m", model(), "--depths", "4000,1", "--policies", "full", "-q"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
   const auto lines = r.json_lines();
   ASSERT_EQ(lines.size(), 2U);

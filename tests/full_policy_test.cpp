@@ -1,10 +1,11 @@
 // The full policy, through a session, against libllama along libllama's own greedy answer.
 //
-// A prompt in one batch, then 64 positions one token at a time: the way people use both. On F32 files
-// the mean KL must stay below 2e-5 and every greedy token with a lead above 0.1 must stand. On
-// quantised files activations are rounded to int8, so that a last-bit difference moves whole steps:
-// there libllama with an fp16 cache differs from libllama with an fp32 cache by 3e-4 to 1e-3, and that
-// difference is the yardstick (and 0.5 the lead, as in the golden vectors' tolerances).
+// A prompt in one batch, then 64 positions one token at a time: the way people use both. On F32
+// files the mean KL must stay below 2e-5 and every greedy token with a lead above 0.1 must stand.
+// On quantised files activations are rounded to int8, so that a last-bit difference moves whole
+// steps: there libllama with an fp16 cache differs from libllama with an fp32 cache by 3e-4 to
+// 1e-3, and that difference is the yardstick (and 0.5 the lead, as in the golden vectors'
+// tolerances).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,8 +22,10 @@ namespace {
 constexpr int kPositions = 64;
 
 const char* const kQuestions[] = {
-    "The lighthouse keeper wrote in his log every evening: the wind, the ships that passed, and what "
-    "he had eaten. In the winter of the great storm he wrote nothing for nine days. Explain in a few "
+    "The lighthouse keeper wrote in his log every evening: the wind, the ships that passed, and "
+    "what "
+    "he had eaten. In the winter of the great storm he wrote nothing for nine days. Explain in a "
+    "few "
     "sentences what may have happened.",
     "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
     "List the planets of the solar system with one fact about each of them."};
@@ -73,12 +76,14 @@ void compare_along_greedy_answer(const std::string& path, bool quantised) {
     agreement.add(reference, ours, n_vocab);
     if (quantised) {
       std::vector<TokenId> same;
-      own.add(reference, llama.greedy(prompt, kPositions, same, GGML_TYPE_F32, false, &answer), n_vocab);
+      own.add(reference, llama.greedy(prompt, kPositions, same, GGML_TYPE_F32, false, &answer),
+              n_vocab);
     }
     kept.add(reference, ours, n_vocab, gap);
   }
   std::printf(
-      "  %s: mean KL %.1e (libllama's fp32 cache %.1e), largest logit difference %.1e (%.1e), greedy "
+      "  %s: mean KL %.1e (libllama's fp32 cache %.1e), largest logit difference %.1e (%.1e), "
+      "greedy "
       "tokens kept %d of %d\n",
       std::filesystem::path(path).filename().c_str(), agreement.mean_kl, own.mean_kl,
       agreement.max_difference, own.max_difference, kept.clear - kept.wrong, kept.clear);

@@ -59,9 +59,9 @@ class Libllama {
     return out;
   }
 
-  // The greedy answer of n tokens and the logits [n][n_vocab] they were drawn from: the prompt in one
-  // batch, then token by token. End-of-generation tokens are taken like any other.
-  // `given`: decode along these tokens instead of the most likely ones.
+  // The greedy answer of n tokens and the logits [n][n_vocab] they were drawn from: the prompt in
+  // one batch, then token by token. End-of-generation tokens are taken like any other. `given`:
+  // decode along these tokens instead of the most likely ones.
   std::vector<float> greedy(const std::vector<TokenId>& prompt, int n, std::vector<TokenId>& answer,
                             ggml_type kv_type = GGML_TYPE_F16, bool flash = false,
                             const std::vector<TokenId>* given = nullptr) {
@@ -69,8 +69,7 @@ class Libllama {
     params.n_ctx = static_cast<std::uint32_t>(prompt.size()) + n;
     params.n_batch = params.n_ubatch = 512;
     params.n_threads = params.n_threads_batch = 1;
-    params.flash_attn_type =
-        flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = kv_type;
     std::unique_ptr<llama_context, LlamaDeleter> context(
         llama_init_from_model(model_.get(), params));

@@ -1,4 +1,5 @@
-// The main job on small models with random weights, through the engine: exactness, bytes, isolation.
+// The main job on small models with random weights, through the engine: exactness, bytes,
+// isolation.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -144,7 +145,8 @@ TEST(MainJob, BytesFollowTheFormulaAtEveryEvent) {
         EXPECT_EQ(e.bytes.full, e.full.size() * g.full_window_bytes());
         EXPECT_EQ(e.bytes.quantized, e.quantized.size() * g.quantized_window_bytes());
         EXPECT_EQ(e.bytes.sink, 5 * g.token_bytes());
-        const auto layer_budget = static_cast<std::size_t>((*session)->cache().budget().layer_bytes);
+        const auto layer_budget =
+            static_cast<std::size_t>((*session)->cache().budget().layer_bytes);
         const std::size_t remainder = (kPrompt - 5 - 32) % 8;
         EXPECT_LE(e.bytes.total(), layer_budget + (strict ? 0 : remainder * g.token_bytes()));
       });

@@ -88,8 +88,7 @@ Result<Run> run_along(Engine& engine, const json& trace, const std::string& poli
         static_cast<TokenId>(std::max_element(copy.begin(), copy.end()) - copy.begin()));
     if (i <= 1 || i == options.n_predict - 1) run.logits[i].assign(logits.begin(), logits.end());
   };
-  auto result =
-      (*session)->generate(trace["prompt"]["ids"].get<std::vector<TokenId>>(), options);
+  auto result = (*session)->generate(trace["prompt"]["ids"].get<std::vector<TokenId>>(), options);
   if (!result) return std::unexpected(result.error());
   run.kv = result->kv;
   return run;
@@ -145,8 +144,9 @@ CaseResult check_bytes(const Run& run, const json& trace) {
   const int layers = trace["model"]["n_layer"];
   const json& events = trace["teacher"]["events"];
   if (run.events.size() != events.size() * layers) {
-    return verdict("event positions and bytes", false,
-                   fmt::format("{} layer events, expected {}", run.events.size(), events.size() * layers));
+    return verdict(
+        "event positions and bytes", false,
+        fmt::format("{} layer events, expected {}", run.events.size(), events.size() * layers));
   }
   for (const LayerEvent& e : run.events) {
     const json& want = events[e.event];
@@ -155,10 +155,10 @@ CaseResult check_bytes(const Run& run, const json& trace) {
         e.bytes.sink != bytes["sink"] || e.bytes.local != bytes["local"] ||
         e.bytes.full != bytes["F"] || e.bytes.quantized != bytes["Q"] ||
         e.bytes.total() != bytes["total"]) {
-      return verdict("event positions and bytes", false,
-                     fmt::format("event {} layer {}: step {} n {} bytes {} {} {} {}", e.event, e.layer,
-                                 e.step, e.n_tokens, e.bytes.sink, e.bytes.local, e.bytes.full,
-                                 e.bytes.quantized));
+      return verdict(
+          "event positions and bytes", false,
+          fmt::format("event {} layer {}: step {} n {} bytes {} {} {} {}", e.event, e.layer, e.step,
+                      e.n_tokens, e.bytes.sink, e.bytes.local, e.bytes.full, e.bytes.quantized));
     }
   }
   return verdict("event positions and bytes", true, fmt::format("{} events exact", events.size()));
@@ -187,8 +187,8 @@ CaseResult check_tiers(const Run& run, const json& trace, const Bounds& bounds) 
   const bool ok = full / n >= bounds.jaccard_full && quantized / n >= bounds.jaccard_quantized &&
                   identical / n >= bounds.identical && (!bounds.tiers_identical || wrong == 0);
   return verdict("tiers along the teacher", ok,
-                 fmt::format("mean Jaccard Full {:.4f} Quantized {:.4f}, identical {:.1f} %", full / n,
-                             quantized / n, 100.0 * identical / n));
+                 fmt::format("mean Jaccard Full {:.4f} Quantized {:.4f}, identical {:.1f} %",
+                             full / n, quantized / n, 100.0 * identical / n));
 }
 
 CaseResult check_scores(const Run& run, const json& trace, const Bounds& bounds) {
@@ -205,8 +205,9 @@ CaseResult check_scores(const Run& run, const json& trace, const Bounds& bounds)
   }
   if (errors.empty()) return verdict("window scores", false, "the trace holds no scores");
   const double median = quantile(errors, 0.5), p99 = quantile(errors, 0.99);
-  return verdict("window scores", median <= bounds.score_median && p99 <= bounds.score_p99,
-                 fmt::format("relative error median {:.2g} p99 {:.2g} of {}", median, p99, errors.size()));
+  return verdict(
+      "window scores", median <= bounds.score_median && p99 <= bounds.score_p99,
+      fmt::format("relative error median {:.2g} p99 {:.2g} of {}", median, p99, errors.size()));
 }
 
 CaseResult check_teacher_logits(const Run& run, const json& trace, const Bounds& bounds) {
@@ -214,7 +215,8 @@ CaseResult check_teacher_logits(const Run& run, const json& trace, const Bounds&
   const int last = trace["config"]["max_new"].get<int>() - 1;
   const double first = logit_error(run, top20, "1");
   const double end = logit_error(run, top20, std::to_string(last));
-  return verdict("qevict logits along the teacher", first <= bounds.first_step && end <= bounds.last_step,
+  return verdict("qevict logits along the teacher",
+                 first <= bounds.first_step && end <= bounds.last_step,
                  fmt::format("max |dlogit| step 1 {:.3f} (<= {}), last {:.3f} (<= {})", first,
                              bounds.first_step, end, bounds.last_step));
 }
@@ -246,9 +248,12 @@ std::vector<CaseResult> check_trace(const json& trace, const std::string& file,
   if (!full) return {{"full cache", CaseResult::Outcome::Fail, full.error().message}};
   auto qevict = run_along(**engine, trace, "qevict");
   if (!qevict) return {{"qevict", CaseResult::Outcome::Fail, qevict.error().message}};
-  return {check_full(*full, trace, bounds),     check_bytes(*qevict, trace),
-          check_tiers(*qevict, trace, bounds),  check_scores(*qevict, trace, bounds),
-          check_teacher_logits(*qevict, trace, bounds), check_promotions(*qevict, trace)};
+  return {check_full(*full, trace, bounds),
+          check_bytes(*qevict, trace),
+          check_tiers(*qevict, trace, bounds),
+          check_scores(*qevict, trace, bounds),
+          check_teacher_logits(*qevict, trace, bounds),
+          check_promotions(*qevict, trace)};
 }
 
 }  // namespace qevict::vectors

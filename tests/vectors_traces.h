@@ -14,8 +14,8 @@ struct CaseResult {
   std::string detail;  // figures, or why it failed or was skipped
 };
 
-// Runs the trace's model, found by its SHA-256 among the *.gguf files of `model_dirs`, with the full
-// cache and with qevict along the trace's teacher tokens. One result a check.
+// Runs the trace's model, found by its SHA-256 among the *.gguf files of `model_dirs`, with the
+// full cache and with qevict along the trace's teacher tokens. One result a check.
 std::vector<CaseResult> check_trace(const nlohmann::json& trace, const std::string& file,
                                     const std::vector<std::string>& model_dirs);
 

@@ -1,4 +1,5 @@
-// What a generation did and what the cache holds; the source of `run --json` (cli.md) and the summary.
+// What a generation did and what the cache holds; the source of `run --json` (cli.md) and the
+// summary.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct CacheStats {
   std::int64_t reserved_bytes = 0;       // allocated local rows not in use
   std::int64_t sink_bytes = 0, local_bytes = 0, full_bytes = 0, quantized_bytes = 0;
   std::int64_t positions_bytes = 0, ledger_bytes = 0, dormant_bytes = 0, scores_bytes = 0;
-  std::int64_t workspace_peak_bytes = 0;  // uncompressed layer, hidden states, scratch, graph buffers
+  std::int64_t workspace_peak_bytes =
+      0;  // uncompressed layer, hidden states, scratch, graph buffers
   std::int64_t full_windows = 0, quantized_windows = 0, evicted_windows = 0;  // summed over layers
   int n_layers = 0;
   std::int64_t n_tokens = 0;  // positions so far

@@ -11,7 +11,8 @@ namespace qevict {
 template <typename T>
 class AlignedBuffer {
  public:
-  // Room for n items; grows by half so that slow growth seldom allocates. Content is lost on growth.
+  // Room for n items; grows by half so that slow growth seldom allocates. Content is lost on
+  // growth.
   void reserve(std::size_t n) {
     if (n <= capacity_) return;
     const std::size_t grown = capacity_ + capacity_ / 2;

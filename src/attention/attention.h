@@ -1,7 +1,7 @@
 // What the model sees of attention: two calls a layer, made by all threads of ggml's pool.
 //
-// prepare() of a layer is finished by every thread before attend() of that layer begins (they are two
-// nodes of one graph). Both are noexcept, do not allocate and give the same bits for any nth.
+// prepare() of a layer is finished by every thread before attend() of that layer begins (they are
+// two nodes of one graph). Both are noexcept, do not allocate and give the same bits for any nth.
 #pragma once
 
 #include "base/check.h"

@@ -1,4 +1,5 @@
-// TieredAttention against a plain double-precision attention over whatever the cache makes accessible.
+// TieredAttention against a plain double-precision attention over whatever the cache makes
+// accessible.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,8 +23,8 @@ class Driver {
  public:
   Driver(Geometry g, CacheConfig config, int n_threads, unsigned seed, int n_layers = 2)
       : g_(g), n_threads_(n_threads), random_(seed) {
-    auto cache = KvCache::create(g, n_layers, RopeSpec::plain(g.pairing, g.head_dim, 10000.0), config,
-                                 *find_policy(config.policy));
+    auto cache = KvCache::create(g, n_layers, RopeSpec::plain(g.pairing, g.head_dim, 10000.0),
+                                 config, *find_policy(config.policy));
     EXPECT_TRUE(cache.has_value()) << (cache ? "" : cache.error().message);
     cache_ = std::move(*cache);
     attention_ = std::make_unique<TieredAttention>(*cache_, active_kernels(), n_threads);
@@ -45,7 +46,8 @@ class Driver {
       for (int first = 0; first < n; first += block) {
         const int count = std::min(block, n - first);
         attention_->set_block(first, count);
-        run(layer, slice(all, first, count), out.data() + static_cast<std::size_t>(first) * width());
+        run(layer, slice(all, first, count),
+            out.data() + static_cast<std::size_t>(first) * width());
       }
       if (check) check_prompt(before, all, n, out);
       attention_->finish_layer(layer);
@@ -100,7 +102,8 @@ class Driver {
     fill(b.k, g_.n_kv_heads);
     fill(b.v, g_.n_kv_heads);
     // A large constant bias on some key channels, as Qwen2's projections have.
-    for (std::size_t i = 3; i < b.k.size(); i += static_cast<std::size_t>(g_.head_dim)) b.k[i] += 20.0F;
+    for (std::size_t i = 3; i < b.k.size(); i += static_cast<std::size_t>(g_.head_dim))
+      b.k[i] += 20.0F;
     return b;
   }
 
@@ -124,7 +127,8 @@ class Driver {
     on_all([&](int i) { attention_->attend(layer, out, i, n_threads_); });
   }
 
-  // Everything in the layer's cache, per KV head, dequantised and rotated in double where it can be.
+  // Everything in the layer's cache, per KV head, dequantised and rotated in double where it can
+  // be.
   std::vector<std::vector<Token>> accessible(int layer) const {
     const LayerCache& l = cache_->layer(layer);
     const int d = g_.head_dim;
@@ -134,10 +138,12 @@ class Driver {
       for (int c = 0; c < d; ++c) t.k.push_back(k[c]), t.v.push_back(v[c]);
       heads[h].push_back(t);
     };
-    std::vector<fp16_t> k16(static_cast<std::size_t>(g_.n_kv_heads) * g_.window * d), v16(k16.size());
+    std::vector<fp16_t> k16(static_cast<std::size_t>(g_.n_kv_heads) * g_.window * d),
+        v16(k16.size());
     std::vector<float> k(k16.size()), v(k16.size());
     const auto widen = [&] {
-      for (std::size_t i = 0; i < k.size(); ++i) k[i] = fp16_to_fp32(k16[i]), v[i] = fp16_to_fp32(v16[i]);
+      for (std::size_t i = 0; i < k.size(); ++i)
+        k[i] = fp16_to_fp32(k16[i]), v[i] = fp16_to_fp32(v16[i]);
     };
     for (int r = 0; r < l.recent().n_tokens(); ++r) {
       for (int h = 0; h < g_.n_kv_heads; ++h) {
@@ -182,8 +188,9 @@ class Driver {
                  const float* out) const {
     const int d = g_.head_dim;
     for (int h = 0; h < g_.n_heads; ++h) {
-      std::vector<float> q(b.q.begin() + (static_cast<std::ptrdiff_t>(row) * g_.n_heads + h) * d,
-                           b.q.begin() + (static_cast<std::ptrdiff_t>(row) * g_.n_heads + h + 1) * d);
+      std::vector<float> q(
+          b.q.begin() + (static_cast<std::ptrdiff_t>(row) * g_.n_heads + h) * d,
+          b.q.begin() + (static_cast<std::ptrdiff_t>(row) * g_.n_heads + h + 1) * d);
       rotate(position, q.data());
       const std::vector<Token>& tokens = keys[h / g_.group_size()];
       std::vector<double> score, o(d, 0.0);
@@ -199,7 +206,8 @@ class Driver {
         sum += p;
         for (int c = 0; c < d; ++c) o[c] += p * tokens[i].v[c];
       }
-      for (int c = 0; c < d; ++c) ASSERT_NEAR(out[h * d + c], o[c] / sum, 2e-4) << "head " << h << " row " << row;
+      for (int c = 0; c < d; ++c)
+        ASSERT_NEAR(out[h * d + c], o[c] / sum, 2e-4) << "head " << h << " row " << row;
     }
   }
 

@@ -40,7 +40,8 @@ void TieredAttention::begin_prompt(int n_new, int max_block) {
     rope_angles(cache_.rope(), first_position_ + t, &cos_[static_cast<std::size_t>(t) * pairs],
                 &sin_[static_cast<std::size_t>(t) * pairs]);
   }
-  const std::size_t row_items = static_cast<std::size_t>(g.n_kv_heads) * n_rows_capacity_ * g.head_dim;
+  const std::size_t row_items =
+      static_cast<std::size_t>(g.n_kv_heads) * n_rows_capacity_ * g.head_dim;
   k_rows_.resize_exactly(row_items);
   v_rows_.resize_exactly(row_items);
   q_.reserve(static_cast<std::size_t>(max_block_) * g.n_heads * g.head_dim);
@@ -64,9 +65,10 @@ void TieredAttention::begin_layer(int layer) {
 
   prefix_phases_.reserve(static_cast<std::size_t>(quantized_groups) * g.head_dim * kLanes);
   for (int i = 0; i < quantized_groups; ++i) {
-    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + i * kLanes,
-                           cache.quantized().groups()[i].lanes,
-                           prefix_phases_.data() + static_cast<std::size_t>(i) * g.head_dim * kLanes);
+    kernels_.window_phases(
+        cache_.phases(), cache.quantized().ids().data() + i * kLanes,
+        cache.quantized().groups()[i].lanes,
+        prefix_phases_.data() + static_cast<std::size_t>(i) * g.head_dim * kLanes);
   }
   // Kernels may write whole groups of lanes, the region's last one included.
   mass_stride_ = (full_groups + quantized_groups + ceil_div(region_windows, kLanes)) * kLanes;
@@ -185,8 +187,7 @@ void TieredAttention::sum_prompt_mass(int layer) noexcept {
     const int region = rows > 0 ? ceil_div(rows, g.window) : 0;
     for (int h = 0; h < g.group_size(); ++h) {
       const float* mass =
-          item_mass_.data() +
-          (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
+          item_mass_.data() + (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
       for (std::size_t w = 0; w < mass_full_.size(); ++w) mass_full_[w] += mean * mass[w];
       if (n_quantized > 0) {
         for (std::size_t w = 0; w < mass_quantized_.size(); ++w) {

@@ -8,8 +8,14 @@
 namespace qevict {
 namespace {
 
-// Groups an item walks: 4 x 16 windows keeps the phases of one item and its data in L2.
-constexpr int kItemGroups = 4;
+// Groups an item walks. At most 4 x 16 windows, so that an item's phases and data stay in L2; fewer
+// in a small cache, so that there are enough items to share evenly. Depends on the cache alone.
+constexpr int kMostItemGroups = 4;
+constexpr int kItemsWanted = 16;
+
+int item_groups(int n_groups) { return std::clamp(n_groups / kItemsWanted, 1, kMostItemGroups); }
+
+int item_count(int n_groups) { return ceil_div(n_groups, item_groups(n_groups)); }
 
 }  // namespace
 
@@ -17,9 +23,9 @@ TieredAttention::StepItems TieredAttention::step_items(int layer) const {
   const LayerCache& cache = cache_.layer(layer);
   StepItems items;
   if (uses_quantized(cache)) {
-    items.quantized = ceil_div(static_cast<int>(cache.quantized().groups().size()), kItemGroups);
+    items.quantized = item_count(static_cast<int>(cache.quantized().groups().size()));
   }
-  items.full = ceil_div(static_cast<int>(cache.full().groups().size()), kItemGroups);
+  items.full = item_count(static_cast<int>(cache.full().groups().size()));
   items.total = items.quantized + items.full + 1;
   return items;
 }
@@ -49,7 +55,7 @@ void TieredAttention::begin_step() {
     group_max_.reserve(groups * heads);
     token_sum_.reserve(heads * capacity + heads);
   }
-  scratch_stride_ = static_cast<std::size_t>(kItemGroups) * g.head_dim * kLanes * sizeof(float);
+  scratch_stride_ = static_cast<std::size_t>(kMostItemGroups) * g.head_dim * kLanes * sizeof(float);
   thread_scratch_.reserve(scratch_stride_ * n_threads_);
   note_peak();
 }
@@ -107,14 +113,16 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
   const bool full = !quantized && item < items.quantized + items.full;
   const std::span<const GroupRef> groups =
       quantized ? cache.quantized().groups() : cache.full().groups();
-  const int begin = (quantized ? item : item - items.quantized) * kItemGroups;
-  const int n = full || quantized ? std::min<int>(kItemGroups, static_cast<int>(groups.size()) - begin) : 0;
+  const int n_groups = static_cast<int>(groups.size());
+  const int size = item_groups(n_groups);
+  const int begin = (quantized ? item : item - items.quantized) * size;
+  const int n = full || quantized ? std::min(size, n_groups - begin) : 0;
 
   auto* phases = reinterpret_cast<float*>(thread_scratch_.data() + scratch_stride_ * ith);
   for (int i = 0; quantized && i < n; ++i) {
-    kernels_.window_phases(cache_.phases(),
-                           cache.quantized().ids().data() + (begin + i) * kLanes,
-                           groups[begin + i].lanes, phases + static_cast<std::size_t>(i) * d * kLanes);
+    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + (begin + i) * kLanes,
+                           groups[begin + i].lanes,
+                           phases + static_cast<std::size_t>(i) * d * kLanes);
   }
   for (int h = 0; h < g.n_kv_heads; ++h) {
     const std::size_t head = static_cast<std::size_t>(h) * gs;
@@ -125,9 +133,8 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
     GroupMass mass;
     if (want_mass_ && n > 0) {
       // Sums of the Quantized groups stand before those of the Full groups, per KV head.
-      const std::size_t first =
-          static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
-          (quantized ? begin : quantized_groups + begin);
+      const std::size_t first = static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
+                                (quantized ? begin : quantized_groups + begin);
       mass = {window_sum_.data() + first * gs * kLanes, group_max_.data() + first * gs, power_};
     }
     const float* q = q_.data() + head * d;
@@ -157,7 +164,8 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
   const SoftmaxState total{partial_o_.data(), partial_m_.data(), partial_l_.data()};
   for (int i = 1; i < items.total; ++i) {
     const std::size_t at = static_cast<std::size_t>(i) * g.n_heads;
-    softmax_merge(total, {partial_o_.data() + at * d, partial_m_.data() + at, partial_l_.data() + at},
+    softmax_merge(total,
+                  {partial_o_.data() + at * d, partial_m_.data() + at, partial_l_.data() + at},
                   g.n_heads, d);
   }
   for (int h = 0; h < g.n_heads; ++h) {
@@ -185,7 +193,8 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
     for (int i = 0; i < n_groups; ++i) {
       float sum[kLanes] = {};
       for (int h = 0; h < g.n_kv_heads; ++h) {
-        const std::size_t at = static_cast<std::size_t>(h) * (quantized_groups + full_groups) + first + i;
+        const std::size_t at =
+            static_cast<std::size_t>(h) * (quantized_groups + full_groups) + first + i;
         for (int j = 0; j < gs; ++j) {
           const float f = factor(group_max_.data()[at * gs + j], h * gs + j);
           const float* w = window_sum_.data() + (at * gs + j) * kLanes;

@@ -69,6 +69,8 @@ std::size_t TieredAttention::workspace_bytes() const {
          token_sum_.bytes() + (cos_.capacity() + sin_.capacity()) * sizeof(float);
 }
 
-void TieredAttention::note_peak() { workspace_peak_ = std::max(workspace_peak_, workspace_bytes()); }
+void TieredAttention::note_peak() {
+  workspace_peak_ = std::max(workspace_peak_, workspace_bytes());
+}
 
 }  // namespace qevict

@@ -1,13 +1,14 @@
 // Attention of one sequence over its KvCache: prompts layer by layer, then token by token.
 //
-// Prompt:  begin_prompt(n) -> per layer: begin_layer, per block: set_block, (model: prepare, attend)
+// Prompt:  begin_prompt(n) -> per layer: begin_layer, per block: set_block, (model: prepare,
+// attend)
 //          -> finish_layer -> ... -> end_prompt. Only one layer's rows are ever uncompressed.
 // Decode:  begin_step -> (model: prepare, attend for each layer) -> KvCache::end_step.
 //
-// Work is cut into items that do not depend on the number of threads; threads claim items, each item
-// leaves a partial softmax state, and whoever finishes last merges them in item order. So results have
-// the same bits for any number of threads.
-// Thread safety: prepare() and attend() are called by all threads of one pool; the rest by the owner.
+// Work is cut into items that do not depend on the number of threads; threads claim items, each
+// item leaves a partial softmax state, and whoever finishes last merges them in item order. So
+// results have the same bits for any number of threads. Thread safety: prepare() and attend() are
+// called by all threads of one pool; the rest by the owner.
 #pragma once
 
 #include <atomic>
@@ -85,7 +86,7 @@ class TieredAttention final : public Attention {
   std::atomic<int> nonfinite_layer_{-1};
   double seconds_ = 0.0;
 
-  AlignedBuffer<float> q_;         // post-RoPE queries: [block][n_heads][D]
+  AlignedBuffer<float> q_;  // post-RoPE queries: [block][n_heads][D]
   AlignedBuffer<std::uint8_t> thread_scratch_;
   std::size_t scratch_stride_ = 0;  // bytes a thread
 
@@ -95,20 +96,20 @@ class TieredAttention final : public Attention {
   int block_first_ = 0, block_tokens_ = 0;
   TokenPos first_position_ = 0, region_begin_ = 0;
   int n_sink_rows_ = 0;
-  std::vector<float> cos_, sin_;              // [n_new][D/2]
-  AlignedBuffer<fp16_t> k_rows_, v_rows_;      // [H][capacity][D]
-  AlignedBuffer<float> prefix_phases_;         // [quantized groups][D/2][2][kLanes]
-  AlignedBuffer<float> item_mass_;             // [items][group_size][mass windows]
+  std::vector<float> cos_, sin_;           // [n_new][D/2]
+  AlignedBuffer<fp16_t> k_rows_, v_rows_;  // [H][capacity][D]
+  AlignedBuffer<float> prefix_phases_;     // [quantized groups][D/2][2][kLanes]
+  AlignedBuffer<float> item_mass_;         // [items][group_size][mass windows]
   std::ptrdiff_t mass_stride_ = 0;
   std::vector<double> mass_full_, mass_quantized_, mass_region_;
 
   // Decode mode.
-  std::vector<float> step_cos_, step_sin_;  // [D/2] of the current position
-  AlignedBuffer<float> q_back_;             // [H][Omega][group_size][D]
+  std::vector<float> step_cos_, step_sin_;                  // [D/2] of the current position
+  AlignedBuffer<float> q_back_;                             // [H][Omega][group_size][D]
   AlignedBuffer<float> partial_o_, partial_m_, partial_l_;  // [items][n_heads][D], [items][n_heads]
-  AlignedBuffer<float> window_sum_;         // [H][groups][group_size][kLanes], quantized then full
-  AlignedBuffer<float> group_max_;          // [H][groups][group_size]
-  AlignedBuffer<float> token_sum_;          // [H][group_size][capacity], then [H][group_size] max
+  AlignedBuffer<float> window_sum_;  // [H][groups][group_size][kLanes], quantized then full
+  AlignedBuffer<float> group_max_;   // [H][groups][group_size]
+  AlignedBuffer<float> token_sum_;   // [H][group_size][capacity], then [H][group_size] max
 
   std::size_t workspace_peak_ = 0;
 };

@@ -25,8 +25,9 @@ TEST(Fp16, EveryHalfConvertsAsTheCompilersOwn) {
 
 TEST(Fp16, FloatsRoundAsTheCompilersOwn) {
   // All exponents and signs, with mantissas around every rounding boundary and a spread of others.
-  std::uint32_t mantissas[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x2fff, 0x3000, 0x3001,
-                               0x7fefff, 0x7ff000, 0x7ff001, 0x7fffff, 0x555555, 0x2aaaaa};
+  std::uint32_t mantissas[] = {0,        1,        0xfff,    0x1000,  0x1001,   0x1fff,
+                               0x2000,   0x2fff,   0x3000,   0x3001,  0x7fefff, 0x7ff000,
+                               0x7ff001, 0x7fffff, 0x555555, 0x2aaaaa};
   for (std::uint32_t high = 0; high < 512; ++high) {
     for (const std::uint32_t base : mantissas) {
       for (std::uint32_t step = 0; step < 0x7fffff; step += 0x61a80) {

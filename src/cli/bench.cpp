@@ -88,7 +88,8 @@ Result<Measurement> measure_decode(Engine& engine, const CacheConfig& config, in
     return std::unexpected(s.error());
   }
   for (std::size_t i = n_prompt; i < tokens.size(); ++i) {
-    if (interrupted_by_user()) return interrupted("interrupted while decoding");
+    if (interrupted_by_user())
+      return interrupted("interrupted while decoding (Ctrl-C): run it again");
     const Clock::time_point start = Clock::now();
     const auto logits = (*session)->decode(tokens[i]);
     if (!logits) return std::unexpected(logits.error());
@@ -239,11 +240,11 @@ void add_kind(CLI::App& parent, Kind kind, int& exit_code) {
   add_model_options(*command, args->common);
   add_cache_options(*command, args->common);
   add_quiet_option(*command, args->common);
-  command->footer(
-      fmt::format("Prints a JSON line for each depth and policy; peak_rss_bytes is the process's\n"
-                  "highest resident memory while that line was measured.\nExample:\n  qevict bench {} "
-                  "--depths 0,4K,16K --policies full,qevict --kv-budget 0.2",
-                  decode ? "decode" : "prefill"));
+  command->footer(fmt::format(
+      "Prints a JSON line for each depth and policy; peak_rss_bytes is the process's\n"
+      "highest resident memory while that line was measured.\nExample:\n  qevict bench {} "
+      "--depths 0,4K,16K --policies full,qevict --kv-budget 0.2",
+      decode ? "decode" : "prefill"));
   command->callback([args, &exit_code] {
     const Result<int> code = bench(*args);
     exit_code = code ? *code : report_error(code.error());

@@ -35,7 +35,13 @@ Result<std::unique_ptr<Engine>> load_engine(const CommonOptions& options, const 
   engine.model_path = *path;
   ProgressBar bar(console, "loading the model");
   engine.load_progress = [&bar](float fraction) { bar.update(fraction); };
-  return Engine::load(engine);
+  auto loaded = Engine::load(engine);
+  bar.clear();
+  if (loaded && engine.n_threads > (*loaded)->n_threads()) {
+    console.warn(fmt::format("{} threads asked for, {} CPUs to run on: using {}", engine.n_threads,
+                             (*loaded)->n_threads(), (*loaded)->n_threads()));
+  }
+  return loaded;
 }
 
 void print_summary(const GenerateResult& result, const Console& console) {

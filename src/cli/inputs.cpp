@@ -41,7 +41,7 @@ Result<std::string> read_text(const std::string& path) {
   const std::string where = from_stdin ? "standard input" : path;
   const FileDescriptor file(from_stdin ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC),
                             !from_stdin);
-  if (file.get() < 0) return bad_input(cannot_read(where, errno));
+  if (file.get() < 0) return bad_input(cannot_read(where.empty() ? "''" : where, errno));
   std::string text;
   std::vector<char> buffer(std::size_t{1} << 16);
   while (true) {
@@ -49,7 +49,8 @@ Result<std::string> read_text(const std::string& path) {
     if (n == 0) return text;
     if (n < 0) {
       if (errno == EINTR) {
-        if (interrupted_by_user()) return interrupted("interrupted while reading " + where);
+        if (interrupted_by_user())
+          return interrupted("interrupted while reading (" + where + "): run it again");
         continue;
       }
       return bad_input(cannot_read(where, errno));

@@ -1,9 +1,13 @@
 // qevict: the program. Parses the command line and maps every failure to one line and an exit code.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -50,7 +54,18 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, int argc, ch
                                                         error.what(), chosen_command(app))});
 }
 
+// A closed stdin, stdout or stderr leaves its number free, and the next file opened would get it
+// and be written into. Each is taken by a file that refuses the use it would be put to.
+void occupy_standard_descriptors() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+      static_cast<void>(open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+    }
+  }
+}
+
 int run_program(int argc, char** argv) {
+  occupy_standard_descriptors();
   install_signal_handlers();
   CLI::App app("Language models on a CPU with a compressed KV cache.", "qevict");
   set_help_style(app);
@@ -72,15 +87,22 @@ int run_program(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // --help and --version are "errors" of this library, too.
-    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      std::ostringstream text;
+      app.exit(error, text, text);
+      Output output;
+      output.write(text.str());
+      if (const Status s = output.status(); !s) return report_error(s.error());
+      return kOk;
+    }
     return report_usage(app, error, argc, argv);
   }
   return exit_code;
 }
 
-// glibc raises its thresholds whenever a large block is freed (up to 32 MiB) and then keeps blocks of
-// that size for itself: a prompt's buffers would count as resident for as long as the program lives.
-// Fixed thresholds give every block of 1 MiB or more back to the system at once.
+// glibc raises its thresholds whenever a large block is freed (up to 32 MiB) and then keeps blocks
+// of that size for itself: a prompt's buffers would count as resident for as long as the program
+// lives. Fixed thresholds give every block of 1 MiB or more back to the system at once.
 void return_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 20);

@@ -2,6 +2,8 @@
 // parameters of --policy NAME:key=value follow.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <span>
 #include <string>
@@ -61,7 +63,16 @@ std::unexpected<Error> not_available(std::string_view what);
 // Checks without CLI11's notes in the help: a number from low to high, "32k" as 32768.
 template <typename T>
 CLI::Validator in_range(T low, T high) {
-  return CLI::Range(low, high).description("");
+  // Not CLI::Range, which lets NaN through.
+  return CLI::Validator(
+      [low, high](std::string& text) {
+        T value{};
+        if (!CLI::detail::lexical_cast(text, value) || !(value >= low && value <= high)) {
+          return fmt::format("{} not in range {} to {}", text, low, high);
+        }
+        return std::string();
+      },
+      "");
 }
 CLI::Validator with_suffix();
 

@@ -23,7 +23,7 @@ Result<std::unique_ptr<TraceFile>> TraceFile::open(const std::string& path, bool
     return runtime_error(fmt::format("cannot write: {} ({}): choose another --trace file",
                                      std::strerror(error), path));
   };
-  if (path.empty()) return refuse(ENOENT);
+  if (path.empty()) return bad_input("the path is empty (--trace): give a file");
   struct stat info = {};
   const bool exists = stat(path.c_str(), &info) == 0;
   if (exists && S_ISDIR(info.st_mode)) return refuse(EISDIR);
@@ -34,7 +34,15 @@ Result<std::unique_ptr<TraceFile>> TraceFile::open(const std::string& path, bool
   // A link stays a link: the file behind it is replaced.
   std::error_code unresolved;
   std::string target = path;
-  if (exists && !direct) target = std::filesystem::canonical(path, unresolved).string();
+  if (!direct) {
+    // The file behind a link need not exist yet, so the link is followed by hand.
+    namespace fs = std::filesystem;
+    for (int i = 0; i < 16 && fs::is_symlink(target, unresolved); ++i) {
+      const fs::path behind = fs::read_symlink(target, unresolved);
+      if (!unresolved) target = (fs::path(target).parent_path() / behind).string();
+    }
+    unresolved.clear();
+  }
   if (unresolved) return refuse(unresolved.value());
   std::string written = direct ? target : target + ".partial";
   std::FILE* file = std::fopen(written.c_str(), direct ? "ae" : "we");

@@ -97,7 +97,7 @@ Result<int> run_child(const std::vector<std::string>& command, const ChildOption
     }
     if (options.cancel != nullptr && options.cancel->load(std::memory_order_relaxed)) {
       end_group(pid);
-      return interrupted("interrupted (" + command[0] + ")");
+      return interrupted("interrupted (" + command[0] + "): run it again");
     }
     if (options.on_tick) options.on_tick();
     std::this_thread::sleep_for(wait);

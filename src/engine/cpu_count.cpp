@@ -64,6 +64,13 @@ int quota_cpus(const std::string& membership, const std::string& root) {
   return smallest;
 }
 
+int usable_cpus() {
+  const std::vector<int> cpus = affinity();
+  const int n = cpus.empty() ? static_cast<int>(std::thread::hardware_concurrency())
+                             : static_cast<int>(cpus.size());
+  return std::clamp(n, 1, kMaxThreads);
+}
+
 int default_threads() {
   const std::vector<int> cpus = affinity();
   int n = cpus.empty() ? static_cast<int>(std::thread::hardware_concurrency())

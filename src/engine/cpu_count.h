@@ -19,5 +19,8 @@ int quota_cpus(const std::string& membership, const std::string& root);
 
 // For this process: its affinity mask and its quota, 1 to kMaxThreads.
 int default_threads();
+// Logical CPUs that this process may run on: more threads than that only wait for each other, and
+// ggml's barriers spin while they wait.
+int usable_cpus();
 
 }  // namespace qevict

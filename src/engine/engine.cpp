@@ -1,7 +1,9 @@
 #include "engine/engine.h"
 
-#include <chrono>
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
 #include <new>
 
 #include "engine/cpu_count.h"
@@ -29,8 +31,7 @@ class EngineImpl final : public Engine {
     const Result<const PolicySpec*> policy = require_policy(config.policy);
     if (!policy) return std::unexpected(policy.error());
     const HParams& hp = model_->hparams();
-    auto cache =
-        KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, **policy);
+    auto cache = KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, **policy);
     if (!cache) return std::unexpected(cache.error());
     return std::make_unique<SessionImpl>(context_, std::move(*cache));
   }
@@ -58,7 +59,8 @@ Geometry make_geometry(const HParams& hparams, const CacheConfig& config) {
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (const std::string isa = isa_error(); !isa.empty()) return bad_input(isa);
   if (options.batch_size < 1) {
-    return bad_input(fmt::format("batch size is {} (--batch-size): give at least 1", options.batch_size));
+    return bad_input(
+        fmt::format("batch size is {} (--batch-size): give at least 1", options.batch_size));
   }
   const auto start = std::chrono::steady_clock::now();
   try {
@@ -70,7 +72,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
       return bad_input(fmt::format("context {} is above the model's {} (--ctx-size): lower it",
                                    options.ctx_size, hp.n_ctx_train));
     }
-    auto forward = Forward::create(**model, options.n_threads > 0 ? options.n_threads : default_threads());
+    const int n_threads =
+        options.n_threads > 0 ? std::min(options.n_threads, usable_cpus()) : default_threads();
+    auto forward = Forward::create(**model, n_threads);
     if (!forward) return std::unexpected(forward.error());
     const double ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

@@ -23,7 +23,7 @@ namespace qevict {
 
 struct EngineOptions {
   std::string model_path;
-  int n_threads = 0;  // 0: the physical cores this process may use (engine/cpu_count.h)
+  int n_threads = 0;  // 0: physical cores; at most the logical CPUs it may use
   bool repack = true;
   int batch_size = 512;                       // prompt tokens a block
   int ctx_size = 0;                           // 0: the model's
@@ -46,14 +46,15 @@ struct GenerateOptions {
   bool ignore_eos = false;        // bans every end-of-generation token
   int logprobs = 0;               // K most likely tokens of each distribution, before any ban
   std::vector<TokenId> forced;    // decode along these instead of sampling
-  std::function<void(const std::string&)> on_text;   // complete UTF-8 pieces, as they come
-  std::function<void(int, int)> prefill_progress;    // layer-blocks done, total
+  std::function<void(const std::string&)> on_text;  // complete UTF-8 pieces, as they come
+  std::function<void(int, int)> prefill_progress;   // layer-blocks done, total
   // Called with the logits of every distribution drawn from (index 0: after the prompt).
   std::function<void(int, std::span<const float>)> on_logits;
   const std::atomic<bool>* cancel = nullptr;
 };
 
-enum class StopReason { Eos, Length, Stop, Interrupted };
+// Failed: a step could not be computed; GenerateResult::failure says why.
+enum class StopReason { Eos, Length, Stop, Interrupted, Failed };
 const char* to_string(StopReason reason);
 
 struct GenerateResult {
@@ -75,8 +76,8 @@ struct GenerateResult {
 class Session {
  public:
   virtual ~Session() = default;
-  // Appends `prompt` and generates. An error or an interruption during the prompt leaves the session
-  // as it was; an interruption while decoding keeps what was generated.
+  // Appends `prompt` and generates. An error or an interruption during the prompt leaves the
+  // session as it was; an interruption while decoding keeps what was generated.
   virtual Result<GenerateResult> generate(std::span<const TokenId> prompt,
                                           const GenerateOptions& options) = 0;
   virtual CacheStats kv_stats() const = 0;
@@ -85,7 +86,8 @@ class Session {
   virtual int n_tokens() const = 0;
   virtual TokenId pending_token() const = 0;
   virtual void set_trace(KvCache::TraceSink sink) = 0;
-  // For tests and benchmarks: prompt only, then single steps. logits stay valid until the next call.
+  // For tests and benchmarks: prompt only, then single steps. logits stay valid until the next
+  // call.
   virtual Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
                                                  const GenerateOptions& options) = 0;
   virtual Result<std::span<const float>> decode(TokenId token) = 0;

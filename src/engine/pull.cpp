@@ -292,7 +292,9 @@ Result<std::string> Pull::run() {
   }};
   for (const auto& [name, source] : sources) {
     if (source == nullptr) continue;
-    if (cancelled()) return interrupted("interrupted (" + std::string(model_.name) + ")");
+    if (cancelled())
+      return interrupted("interrupted (" + std::string(model_.name) +
+                         "): run it again, it resumes");
     const Status fetched = (this->*source)();
     if (fetched) return final_.string();
     if (fetched.error().code == ErrorCode::Interrupted) {
@@ -316,7 +318,8 @@ class FolderLock {
     fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (fd_ < 0) return runtime_error("cannot write (" + path + "): is the folder writable?");
     while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      if (cancel != nullptr && cancel->load()) return interrupted("interrupted (" + path + ")");
+      if (cancel != nullptr && cancel->load())
+        return interrupted("interrupted (" + path + "): run it again");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     return {};

@@ -1,9 +1,10 @@
 #include "engine/session.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fmt/format.h>
 #include <new>
 
 #include "engine/run_report.h"
@@ -47,10 +48,16 @@ class PromptGuard {
 
 const char* to_string(StopReason reason) {
   switch (reason) {
-    case StopReason::Eos: return "eos";
-    case StopReason::Length: return "length";
-    case StopReason::Stop: return "stop";
-    case StopReason::Interrupted: return "interrupted";
+    case StopReason::Eos:
+      return "eos";
+    case StopReason::Length:
+      return "length";
+    case StopReason::Stop:
+      return "stop";
+    case StopReason::Interrupted:
+      return "interrupted";
+    case StopReason::Failed:
+      return "error";
   }
   return "";
 }
@@ -68,7 +75,8 @@ Status SessionImpl::check_finite(std::span<const float> logits) {
   for (const float x : logits) {
     if (!std::isfinite(x)) {
       return runtime_error(
-          "the model computed a value that is not a number (logits): the file's weights are damaged; "
+          "the model computed a value that is not a number (logits): the file's weights are "
+          "damaged; "
           "fetch it again");
     }
   }
@@ -97,16 +105,19 @@ Status SessionImpl::run_prompt_layers(std::span<const TokenId> tokens,
   for (int layer = 0; layer < hp.n_layers; ++layer) {
     attention_.begin_layer(layer);
     for (int b = 0; b < blocks; ++b) {
-      if (cancelled(options)) return interrupted("interrupted while reading the prompt");
+      if (cancelled(options))
+        return interrupted("interrupted while reading the prompt (Ctrl-C): run it again");
       const int first = b * block;
       const int count = std::min(block, n - first);
       attention_.set_block(first, count);
       // Of the last layer only the last token's output is ever used.
       const int last_rows = layer + 1 == hp.n_layers ? 1 : 0;
       float* rows = hidden.data() + static_cast<std::size_t>(first) * hp.n_embd;
-      if (Status s = context_.forward->layer(layer, rows, count, attention_, last_rows); !s) return s;
+      if (Status s = context_.forward->layer(layer, rows, count, attention_, last_rows); !s)
+        return s;
       if (Status s = check_layers(); !s) return s;
-      if (options.prefill_progress) options.prefill_progress(layer * blocks + b + 1, hp.n_layers * blocks);
+      if (options.prefill_progress)
+        options.prefill_progress(layer * blocks + b + 1, hp.n_layers * blocks);
     }
     attention_.finish_layer(layer);
   }
@@ -136,8 +147,9 @@ Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> pro
     guard.commit();
     context_.forward->release_prompt_workspace();
   } catch (const std::bad_alloc&) {
-    return runtime_error(fmt::format(
-        "out of memory ({} prompt tokens): shorten the prompt or lower --batch-size", prompt.size()));
+    return runtime_error(
+        fmt::format("out of memory ({} prompt tokens): shorten the prompt or lower --batch-size",
+                    prompt.size()));
   }
   return std::span<const float>(logits_);
 }
@@ -151,15 +163,16 @@ Status SessionImpl::check_usable() const {
 Result<std::span<const float>> SessionImpl::decode(TokenId token) {
   if (Status s = check_usable(); !s) return std::unexpected(s.error());
   if (token < 0 || token >= context_.model->hparams().n_vocab) {
-    return bad_input(fmt::format("token id {} is outside the vocabulary (decode): use ids 0..{}", token,
-                                 context_.model->hparams().n_vocab - 1));
+    return bad_input(fmt::format("token id {} is outside the vocabulary (decode): use ids 0..{}",
+                                 token, context_.model->hparams().n_vocab - 1));
   }
   const std::int64_t room =
       std::min<std::int64_t>(context_.ctx_size, cache_->budget().context_tokens);
   if (cache_->n_tokens() == 0 || cache_->n_tokens() >= room) {
-    return bad_input(fmt::format(
-        "no room for another token ({} in the cache, {} planned): read a prompt with a larger max_new",
-        cache_->n_tokens(), room));
+    return bad_input(
+        fmt::format("no room for another token ({} in the cache, {} planned): read a prompt with a "
+                    "larger max_new",
+                    cache_->n_tokens(), room));
   }
   // A step that fails has already left its row and mass in some layers.
   broken_ = true;
@@ -183,7 +196,8 @@ Result<std::span<const float>> SessionImpl::decode(TokenId token) {
 Status SessionImpl::check_request(std::size_t n_prompt, const GenerateOptions& options) const {
   if (n_prompt == 0) return bad_input("the prompt is empty (prompt): give at least one token");
   if (options.n_predict < 1) {
-    return bad_input(fmt::format("n-predict is {} (--n-predict): give at least 1", options.n_predict));
+    return bad_input(
+        fmt::format("n-predict is {} (--n-predict): give at least 1", options.n_predict));
   }
   const std::int64_t used = cache_->n_tokens() + static_cast<std::int64_t>(n_prompt);
   if (used >= context_.ctx_size) {
@@ -194,8 +208,9 @@ Status SessionImpl::check_request(std::size_t n_prompt, const GenerateOptions& o
   }
   for (const TokenId t : options.forced) {
     if (t < 0 || t >= context_.model->hparams().n_vocab) {
-      return bad_input(fmt::format("token id {} is outside the vocabulary (forced tokens): use ids 0..{}",
-                                   t, context_.model->hparams().n_vocab - 1));
+      return bad_input(
+          fmt::format("token id {} is outside the vocabulary (forced tokens): use ids 0..{}", t,
+                      context_.model->hparams().n_vocab - 1));
     }
   }
   return {};
@@ -212,12 +227,13 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   GenerateResult result;
   result.rss_before_bytes = resident_set_bytes();
   int n_predict = options.n_predict;
-  const std::int64_t room = context_.ctx_size - cache_->n_tokens() - static_cast<std::int64_t>(tokens.size());
+  const std::int64_t room =
+      context_.ctx_size - cache_->n_tokens() - static_cast<std::int64_t>(tokens.size());
   if (n_predict > room) {
     n_predict = static_cast<int>(room);
     result.warnings.push_back(fmt::format(
-        "only {} tokens fit into the context of {} after the prompt: n-predict lowered from {}", room,
-        context_.ctx_size, options.n_predict));
+        "only {} tokens fit into the context of {} after the prompt: n-predict lowered from {}",
+        room, context_.ctx_size, options.n_predict));
   }
   attention_.take_seconds();
   const Clock::time_point start = Clock::now();
@@ -228,10 +244,12 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   result.prompt_tokens = static_cast<int>(prompt.size());
   result.timing.prefill_tok_s = 1000.0 * static_cast<double>(tokens.size()) / prefill_ms;
   result.rss_after_prefill_bytes = resident_set_bytes();
-  if (cache_->budget().raised && !cache_->budget().uncompressed) {
+  const BudgetPlan& plan = cache_->budget();
+  if (plan.raised) {
     result.warnings.push_back(fmt::format(
-        "the budget is below sinks, local zone and one window: raised to {} tokens ({} bytes)",
-        cache_->budget().total_tokens, cache_->budget().budget_bytes));
+        "the budget is below sinks, local zone and one window: raised to {} tokens ({} bytes){}",
+        plan.total_tokens, plan.budget_bytes,
+        plan.uncompressed ? ", the whole context: nothing is compressed" : ""));
   }
   attention_.take_seconds();
   result.timing.ttft_ms = prefill_ms;
@@ -244,7 +262,8 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   return result;
 }
 
-void SessionImpl::decode_loop(const GenerateOptions& options, int n_predict, GenerateResult& result) {
+void SessionImpl::decode_loop(const GenerateOptions& options, int n_predict,
+                              GenerateResult& result) {
   const Tokenizer& tokenizer = context_.model->tokenizer();
   const std::unique_ptr<Sampler> sampler =
       Sampler::create(options.sampler, context_.model->hparams().n_vocab);
@@ -295,7 +314,7 @@ void SessionImpl::decode_loop(const GenerateOptions& options, int n_predict, Gen
     const Clock::time_point step = Clock::now();
     const Result<std::span<const float>> logits = decode(token);
     if (!logits) {
-      result.warnings.push_back(logits.error().message);
+      result.stop_reason = StopReason::Failed;
       result.failure = logits.error();
       break;
     }

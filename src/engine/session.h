@@ -44,8 +44,8 @@ class SessionImpl final : public Session {
   SessionContext context_;
   std::unique_ptr<KvCache> cache_;
   TieredAttention attention_;
-  std::vector<float> logits_;   // [n_vocab]
-  std::vector<float> sampled_;  // logits with bans, for the sampler
+  std::vector<float> logits_;       // [n_vocab]
+  std::vector<float> sampled_;      // logits with bans, for the sampler
   std::vector<float> last_hidden_;  // [n_embd]
   TokenId pending_ = -1;
   bool broken_ = false;  // a step failed half-way: the cache can not be trusted any more

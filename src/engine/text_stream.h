@@ -1,4 +1,5 @@
-// Turns generated tokens into text: complete UTF-8 only, nothing that may still become a stop string.
+// Turns generated tokens into text: complete UTF-8 only, nothing that may still become a stop
+// string.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@ class TextStream {
   std::string push(const std::string& bytes);
   // What was held back, at the end (incomplete UTF-8 becomes U+FFFD).
   std::string finish();
-  bool stopped() const { return stopped_; }  // a stop string has been met
+  bool stopped() const { return stopped_; }          // a stop string has been met
   const std::string& text() const { return text_; }  // everything returned so far
 
  private:
@@ -23,8 +24,8 @@ class TextStream {
   bool stopped_ = false;
 };
 
-// Length of the longest prefix of `bytes` that ends on a complete UTF-8 sequence (or on bytes that can
-// never become one).
+// Length of the longest prefix of `bytes` that ends on a complete UTF-8 sequence (or on bytes that
+// can never become one).
 std::size_t complete_utf8_prefix(const std::string& bytes);
 
 // `bytes` with every maximal invalid part replaced by U+FFFD.

@@ -1,4 +1,5 @@
-// The constant shape of one model's attention and of its windows; every kernel and byte count uses it.
+// The constant shape of one model's attention and of its windows; every kernel and byte count uses
+// it.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,8 @@
 
 namespace qevict {
 
-// Windows are stored in groups of kLanes: lane n of a group holds one window (docs/architecture.md).
+// Windows are stored in groups of kLanes: lane n of a group holds one window
+// (docs/architecture.md).
 inline constexpr int kLanes = 16;
 
 // Which two channels RoPE rotates together.

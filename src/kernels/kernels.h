@@ -1,9 +1,9 @@
 // The attention kernels: one table of functions per instruction set.
 //
-// A kernel is a pure function on raw pointers: it reads its parameters, writes its outputs, allocates
-// nothing, never throws and has no state, so that any thread may call it. The scalar table
-// (reference.cpp, sums in double) is the specification; every other table is tested against it.
-// Scores are s = q . k with q already multiplied by the attention scale (1/sqrt(D)).
+// A kernel is a pure function on raw pointers: it reads its parameters, writes its outputs,
+// allocates nothing, never throws and has no state, so that any thread may call it. The scalar
+// table (reference.cpp, sums in double) is the specification; every other table is tested against
+// it. Scores are s = q . k with q already multiplied by the attention scale (1/sqrt(D)).
 //
 // Attention mass. Decode kernels report, per group of 16 windows and query head, the sums
 //   window_sum[w] = sum over the window's tokens of exp(power * (s - group_max)),
@@ -90,8 +90,8 @@ struct AttendRecentParams {
 
 // Prompt attention of query tokens q_begin..q_end-1 of a block, for one KV head, causal.
 //
-// Keys: the compressed prefix (all of it visible), then rows. Row r of k_rows/v_rows is a token; the
-// first n_sink_rows are sinks (attended, no mass); row n_sink_rows + i belongs to region window
+// Keys: the compressed prefix (all of it visible), then rows. Row r of k_rows/v_rows is a token;
+// the first n_sink_rows are sinks (attended, no mass); row n_sink_rows + i belongs to region window
 // i / Omega. Query token t sees rows 0 .. q_row0 + t (its own key included).
 struct PrefillParams {
   const Geometry* geometry = nullptr;
@@ -129,7 +129,8 @@ struct KernelTable {
   void (*attend_full)(const AttendFullParams&) noexcept;
   void (*attend_quantized)(const AttendQuantizedParams&) noexcept;
   void (*attend_recent)(const AttendRecentParams&) noexcept;
-  // q [group_size][D] -> [Omega][group_size][D], copy j rotated by -j positions. cos/sin: [Omega][D/2].
+  // q [group_size][D] -> [Omega][group_size][D], copy j rotated by -j positions. cos/sin:
+  // [Omega][D/2].
   void (*rotate_queries_back)(const Geometry&, const float* q, const float* cos, const float* sin,
                               float* q_back) noexcept;
   // Phases of one group: windows[lane] -> out [D/2][2][kLanes]; lanes beyond `lanes` get angle 0.

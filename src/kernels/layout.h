@@ -1,17 +1,17 @@
 // Byte layouts of stored windows, and copying single windows in and out of them.
 //
-// A tier's storage is a list of groups; a group holds 1..16 windows ("lanes") of all KV heads in one
-// allocation of exactly `lanes` windows (no padding). Inside a group the KV heads follow each other.
-// `lanes` is therefore the innermost stride of the lane-major parts, and the kernels get it with the
-// pointer. For one KV head, n = lanes:
+// A tier's storage is a list of groups; a group holds 1..16 windows ("lanes") of all KV heads in
+// one allocation of exactly `lanes` windows (no padding). Inside a group the KV heads follow each
+// other. `lanes` is therefore the innermost stride of the lane-major parts, and the kernels get it
+// with the pointer. For one KV head, n = lanes:
 //
 //   Full:       K  fp16 [Omega][D][n]        post-RoPE        | V  fp16 [n][Omega][D]
 //   Quantized:  K codes u8 [D][Omega*b/8][n] pre-RoPE | K scale fp16 [D][n] | K zero fp16 [D][n]
 //               | V codes u8 [n][Omega][D*b/8] | V scale fp16 [Omega][n] | V zero fp16 [Omega][n]
 //
-// A code byte of K holds consecutive tokens of one channel, a code byte of V consecutive channels of
-// one token; item j of a byte sits in bits b*j .. b*j+b-1 (method.md section 6).
-// Pure functions on raw pointers; no allocation; noexcept.
+// A code byte of K holds consecutive tokens of one channel, a code byte of V consecutive channels
+// of one token; item j of a byte sits in bits b*j .. b*j+b-1 (method.md section 6). Pure functions
+// on raw pointers; no allocation; noexcept.
 #pragma once
 
 #include <cstddef>

@@ -24,8 +24,8 @@ void rope_angles(const RopeSpec& spec, long long position, float* cos, float* si
 void rope_rotate(const RopeSpec& spec, const float* cos, const float* sin, float sign,
                  float* x) noexcept;
 
-// Angles of window bases by angle addition of two small tables (kernels.md: no table of the context's
-// size is streamed). Row `w` of the virtual table is the position first + w * window.
+// Angles of window bases by angle addition of two small tables (kernels.md: no table of the
+// context's size is streamed). Row `w` of the virtual table is the position first + w * window.
 class WindowPhases {
  public:
   WindowPhases() = default;
@@ -34,7 +34,9 @@ class WindowPhases {
   int pairs() const { return pairs_; }
   // [pairs] each: angles of the coarse row w / kFine and of the fine row w % kFine.
   // w < max_windows().
-  const float* coarse_cos(int w) const { return coarse_.data() + std::size_t(w / kFine) * 2 * pairs_; }
+  const float* coarse_cos(int w) const {
+    return coarse_.data() + std::size_t(w / kFine) * 2 * pairs_;
+  }
   const float* coarse_sin(int w) const { return coarse_cos(w) + pairs_; }
   const float* fine_cos(int w) const { return fine_.data() + std::size_t(w % kFine) * 2 * pairs_; }
   const float* fine_sin(int w) const { return fine_cos(w) + pairs_; }

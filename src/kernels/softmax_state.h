@@ -1,8 +1,9 @@
 // A partial attention result that can be merged with another one.
 //
-// For the g query heads of one KV head: o [g][D] = sum of exp(s - m) * v, m [g] = largest score seen,
-// l [g] = sum of exp(s - m). The empty state is o = 0, m = -inf, l = 0; merging with it changes
-// nothing. The finished output is o / l. Merging in a fixed order gives the same bits every time.
+// For the g query heads of one KV head: o [g][D] = sum of exp(s - m) * v, m [g] = largest score
+// seen, l [g] = sum of exp(s - m). The empty state is o = 0, m = -inf, l = 0; merging with it
+// changes nothing. The finished output is o / l. Merging in a fixed order gives the same bits every
+// time.
 #pragma once
 
 #include <cmath>

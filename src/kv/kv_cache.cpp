@@ -55,7 +55,7 @@ struct KvCache::Backup {
   BudgetPlan budget;
   int step = 0;
   std::vector<std::optional<LayerCache>> layers;  // filled as finish_prompt_layer() overwrites
-  std::vector<LayerEvent> events;                  // told when the prompt is committed
+  std::vector<LayerEvent> events;                 // told when the prompt is committed
 };
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,

@@ -57,7 +57,8 @@ MetadataBytes LayerCache::metadata() const {
   m.positions = full_.position_bytes() + quantized_.position_bytes();
   m.ledger = ledger_.entry_bytes();
   m.dormant = ledger_.block_bytes();
-  m.scores = full_.score_bytes() + quantized_.score_bytes() + local_mass_.capacity() * sizeof(double);
+  m.scores =
+      full_.score_bytes() + quantized_.score_bytes() + local_mass_.capacity() * sizeof(double);
   return m;
 }
 
@@ -220,7 +221,8 @@ void LayerCache::add_prompt_mass(const PromptMass& mass, double decay, int n_reg
   QE_CHECK(mass.region.empty() || mass.region.size() == static_cast<std::size_t>(n_region_windows));
   local_mass_.resize(static_cast<std::size_t>(n_region_windows), 0.0);
   if (decay != 1.0) {
-    for (const std::span<double> masses : {full_.mass(), quantized_.mass(), std::span(local_mass_)}) {
+    for (const std::span<double> masses :
+         {full_.mass(), quantized_.mass(), std::span(local_mass_)}) {
       for (double& m : masses) m *= decay;
     }
   }
@@ -252,9 +254,8 @@ void LayerCache::refill_recent(const PromptRows& rows, TokenPos n_tokens, int ma
   // Room for the windows that decode steps may open, so that they do not allocate; no more, for the
   // prompt's own windows have just been ranked.
   std::vector<double> local;
-  local.reserve(static_cast<std::size_t>((recent_.max_tokens() - recent_.n_sinks()) /
-                                             geometry_.window +
-                                         2));
+  local.reserve(
+      static_cast<std::size_t>((recent_.max_tokens() - recent_.n_sinks()) / geometry_.window + 2));
   local.assign(local_mass_.begin(), local_mass_.end());
   local_mass_ = std::move(local);
 }

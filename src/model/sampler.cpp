@@ -56,7 +56,8 @@ class ChainSampler final : public Sampler {
 
 std::unique_ptr<Sampler> Sampler::create(const SamplerOptions& options, int n_vocab) {
   init_backend();
-  if (options.temperature <= 0.0F) return std::make_unique<GreedySampler>();
+  // So small a divisor would overflow the logits; the limit is the most likely token anyway.
+  if (!(options.temperature > 1e-6F)) return std::make_unique<GreedySampler>();
   return std::make_unique<ChainSampler>(options, n_vocab);
 }
 

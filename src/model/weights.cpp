@@ -267,8 +267,9 @@ Status WeightLoader::fill(const std::vector<const Placement*>& group, std::uint6
   return {};
 }
 
-// Faults a mapped tensor in at load, so that the first prompt neither waits for the disk nor looks as if
-// it had allocated the weights. Kernels before 5.14 refuse the advice; then pages come as they are read.
+// Faults a mapped tensor in at load, so that the first prompt neither waits for the disk nor looks
+// as if it had allocated the weights. Kernels before 5.14 refuse the advice; then pages come as
+// they are read.
 void WeightLoader::read_ahead(const GgufTensor& tensor) const {
 #ifdef MADV_POPULATE_READ
   if (!file_.is_mapped()) return;
