@@ -8,8 +8,8 @@
 namespace qevict {
 namespace {
 
-// Groups an item walks: 4 x 16 windows keeps an item's phases and data in L2. Smaller items share more
-// evenly but lose it again (each packs the rotated queries anew): measured slower at 4K.
+// Groups an item walks: 4 x 16 windows keeps an item's phases and data in L2. Smaller items share
+// more evenly but lose it again (each packs the rotated queries anew): measured slower at 4K.
 constexpr int kItemGroups = 4;
 
 int item_count(int n_groups) { return ceil_div(n_groups, kItemGroups); }
