@@ -44,7 +44,6 @@ struct CacheConfig {
   bool promotion = true;
   bool quantized_accessible = true;  // false: ablation, the Quantized tier is not attended to
   bool strict_budget = false;        // reserve the tokens that wait for routing beforehand
-  bool fused_attention = true;       // false: materialised scores (ablation; a later release)
 
   Status validate() const;
 };

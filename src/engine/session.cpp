@@ -156,8 +156,7 @@ Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> pro
 
 Status SessionImpl::check_usable() const {
   if (!broken_) return {};
-  return runtime_error(
-      "an earlier step of this session failed half-way (session): start a new session");
+  return runtime_error("an earlier step failed half-way (session): start a new session");
 }
 
 Result<std::span<const float>> SessionImpl::decode(TokenId token) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "base/math.h"
+
 namespace qevict {
 namespace {
-
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 int groups_a_panel(int omega) { return std::max(1, kPanelVectors / omega); }
 int splits_a_group(int omega) { return ceil_div(omega, kPanelVectors); }
