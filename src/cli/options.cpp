@@ -194,6 +194,12 @@ void add_model_options(CLI::App& app, CommonOptions& o) {
   app.add_flag("--no-repack", o.no_repack,
                "keep the weights in the file's layout: less memory, slower")
       ->group(group);
+  app.add_option("--rewrite-weights", o.rewrite_text,
+                 "keep Q5_0 weights as Q8_0 (same values, 1.55 times the memory): auto (where the\n"
+                 "CPU has a fast layout for them), always, never [auto]")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->type_name("WHEN")
+      ->group(group);
 }
 
 void add_policy_option(CLI::App& app, CommonOptions& o) {
@@ -291,6 +297,9 @@ Status apply_policy(const std::string& text, CacheConfig& config) {
 
 Status finish_options(CommonOptions& o) {
   o.engine.repack = !o.no_repack;
+  o.engine.rewrite = o.rewrite_text == "always"  ? WeightRewrite::Always
+                     : o.rewrite_text == "never" ? WeightRewrite::Never
+                                                 : WeightRewrite::Auto;
   o.engine.cancel = &interrupt_flag();
   o.generate.cancel = &interrupt_flag();
   for (const auto& [row, text] : o.typed) {

@@ -34,6 +34,7 @@ struct CommonOptions {
   CacheConfig cache;
   GenerateOptions generate;
   bool no_repack = false;
+  std::string rewrite_text = "auto";
   bool quiet = false;
   bool json = false;
 

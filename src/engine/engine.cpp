@@ -64,8 +64,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   const auto start = std::chrono::steady_clock::now();
   try {
-    auto model = Model::load(options.model_path,
-                             {options.repack, true, options.load_progress, options.cancel});
+    auto model = Model::load(options.model_path, {options.repack, options.rewrite, true,
+                                                  options.load_progress, options.cancel});
     if (!model) return std::unexpected(model.error());
     const HParams& hp = (*model)->hparams();
     if (options.ctx_size > hp.n_ctx_train) {

@@ -25,6 +25,7 @@ struct EngineOptions {
   std::string model_path;
   int n_threads = 0;  // 0: physical cores; at most the logical CPUs it may use
   bool repack = true;
+  WeightRewrite rewrite = WeightRewrite::Auto;
   int batch_size = 512;                       // prompt tokens a block
   int ctx_size = 0;                           // 0: the model's
   std::function<void(float)> load_progress;   // 0..1

@@ -32,8 +32,13 @@ struct HParams {
   std::int64_t weight_bytes = 0;  // tensor bytes in the file
 };
 
+// Whether matrices of a type without a fast layout (Q5_0) are kept as one that holds the same
+// values (Q8_0, 1.55 times the bytes). Auto: where this CPU has a fast layout for that type (AMX).
+enum class WeightRewrite : std::uint8_t { Auto, Always, Never };
+
 struct ModelOptions {
   bool repack = true;  // put weights into the CPU's fast layouts where it has one
+  WeightRewrite rewrite = WeightRewrite::Auto;
   bool mmap = true;
   std::function<void(float)> progress;        // 0..1
   const std::atomic<bool>* cancel = nullptr;  // checked between tensors

@@ -179,6 +179,24 @@ TEST_F(ModelLoad, SaysWhichMatricesAreRepacked) {
   EXPECT_NE((*repacked)->layout_summary().find(" of 15 matrices"), std::string::npos);
 }
 
+TEST_F(ModelLoad, RewritesQ5WhenAsked) {
+  TinyModel tiny;
+  tiny.type = "q5_0";
+  ModelOptions options;
+  options.rewrite = WeightRewrite::Always;
+  const auto rewritten = load(tiny, options);
+  ASSERT_TRUE(rewritten) << rewritten.error().message;
+  EXPECT_NE((*rewritten)->layout_summary().find("15 rewritten as Q8_0"), std::string::npos)
+      << (*rewritten)->layout_summary();
+  for (const bool repack : {true, false}) {
+    options.rewrite = repack ? WeightRewrite::Never : WeightRewrite::Always;
+    options.repack = repack;
+    const auto kept = load(tiny, options);
+    ASSERT_TRUE(kept) << kept.error().message;
+    EXPECT_EQ((*kept)->layout_summary().find("rewritten"), std::string::npos);
+  }
+}
+
 TEST_F(ModelLoad, ReportsProgressAndCanBeCancelled) {
   TinyModel tiny;
   tiny.type = "q4_0";

@@ -8,6 +8,7 @@
 
 #include "ggml-cpu.h"
 #include "model/backend.h"
+#include "model/weight_rewrite.h"
 
 namespace qevict {
 namespace {
@@ -45,11 +46,15 @@ class WeightLoader {
   }
 
  private:
-  // A file's tensor and where it goes; type == nullptr: into the mapped file.
+  // Where a matrix is kept (null: in the mapped file) and as which type.
+  struct Layout {
+    ggml_backend_buffer_type_t buffer = nullptr;
+    ggml_type type = GGML_TYPE_F32;
+  };
   struct Placement {
     const GgufTensor* source;
     ggml_tensor** slot;
-    ggml_backend_buffer_type_t type;
+    Layout layout;
   };
   using Checked = Result<const GgufTensor*>;
 
@@ -59,12 +64,14 @@ class WeightLoader {
   Checked check(const std::string& name, std::int64_t n_in, std::int64_t n_out, bool required);
   Status check_vector(const GgufTensor& tensor) const;
   Status refuse_unused(const ArchSpec& arch) const;
-  ggml_backend_buffer_type_t choose_type(const GgufTensor& tensor) const;
+  Layout choose_layout(const GgufTensor& tensor) const;
+  ggml_backend_buffer_type_t fast_buffer(const GgufTensor& tensor, ggml_type type) const;
   ggml_tensor* new_tensor(ggml_context* context, const Placement& placement) const;
   Result<ggml_context*> new_context(std::size_t n_tensors);
   Status place_mapped();
   Status place_repacked();
   Status fill(const std::vector<const Placement*>& group, std::uint64_t& done, std::uint64_t total);
+  void set_rewritten(const Placement& placement);
   void release_pages(const GgufTensor& tensor) const;
   void read_ahead(const GgufTensor& tensor) const;
 
@@ -74,6 +81,7 @@ class WeightLoader {
   std::unique_ptr<Weights> weights_;
   std::vector<Placement> placements_;
   std::unordered_set<std::string> used_;
+  std::vector<std::byte> rewritten_;
 };
 
 Status WeightLoader::plan(const ArchSpec& arch) {
@@ -92,7 +100,7 @@ Status WeightLoader::plan(const ArchSpec& arch) {
   const GgufTensor* embeddings = file_.find_tensor("token_embd.weight");
   if (file_.find_tensor("output.weight") == nullptr) {
     // Tied: the head multiplies with the embeddings, possibly in a layout of its own.
-    placements_.push_back({embeddings, &weights_->global_.output, choose_type(*embeddings)});
+    placements_.push_back({embeddings, &weights_->global_.output, choose_layout(*embeddings)});
     ++weights_->n_matrices_;
   }
   return refuse_unused(arch);
@@ -107,7 +115,9 @@ Status WeightLoader::plan_rule(const TensorRule<Slots>& rule, const std::string&
   const bool rows = std::strcmp(rule.name, "token_embd.weight") == 0;
   const bool matrix = rule.n_out != 0 && !rows;
   weights_->n_matrices_ += matrix;
-  placements_.push_back({*tensor, &(slots.*(rule.slot)), matrix ? choose_type(**tensor) : nullptr});
+  const Layout mapped = {nullptr, static_cast<ggml_type>((*tensor)->type)};
+  placements_.push_back(
+      {*tensor, &(slots.*(rule.slot)), matrix ? choose_layout(**tensor) : mapped});
   return {};
 }
 
@@ -165,28 +175,43 @@ Status WeightLoader::refuse_unused(const ArchSpec& arch) const {
   return {};
 }
 
-// The first layout in which the CPU can multiply this matrix; null: the plain one. The same choice
-// as llama.cpp's, so that results agree.
-ggml_backend_buffer_type_t WeightLoader::choose_type(const GgufTensor& tensor) const {
-  if (!options_.repack) return nullptr;
+// The same choice as llama.cpp's, so that results agree, except for types without a fast layout
+// that another type with one can hold exactly.
+WeightLoader::Layout WeightLoader::choose_layout(const GgufTensor& tensor) const {
+  const auto type = static_cast<ggml_type>(tensor.type);
+  const Layout mapped = {nullptr, type};
+  if (!options_.repack) return mapped;
+  if (ggml_backend_buffer_type_t fast = fast_buffer(tensor, type)) return {fast, type};
+  const ggml_type exact = lossless_type(type);
+  if (exact == type || options_.rewrite == WeightRewrite::Never) return mapped;
+  if (ggml_backend_buffer_type_t fast = fast_buffer(tensor, exact)) return {fast, exact};
+  // Without a fast layout of the other type the gain is small (docs/performance.md).
+  if (options_.rewrite == WeightRewrite::Auto) return mapped;
+  return {ggml_backend_cpu_buffer_type(), exact};
+}
+
+// The first layout in which the CPU can multiply this matrix kept as `type`; null: none but the
+// plain one.
+ggml_backend_buffer_type_t WeightLoader::fast_buffer(const GgufTensor& tensor,
+                                                     ggml_type type) const {
   constexpr std::int64_t kRows = 512;
-  for (ggml_backend_buffer_type_t type : cpu_extra_buffer_types()) {
+  for (ggml_backend_buffer_type_t buffer : cpu_extra_buffer_types()) {
     ggml_context_ptr context(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
     if (!context) return nullptr;
-    ggml_tensor* matrix = new_tensor(context.get(), {&tensor, nullptr, nullptr});
+    ggml_tensor* matrix = new_tensor(context.get(), {&tensor, nullptr, {nullptr, type}});
     ggml_tensor* rows = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, matrix->ne[0], kRows);
     ggml_tensor* product = ggml_mul_mat(context.get(), matrix, rows);
-    ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(type, 0));
+    ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(buffer, 0));
     matrix->buffer = empty.get();
-    if (ggml_backend_dev_supports_op(cpu_device(), product)) return type;
+    if (ggml_backend_dev_supports_op(cpu_device(), product)) return buffer;
   }
   return nullptr;
 }
 
 ggml_tensor* WeightLoader::new_tensor(ggml_context* context, const Placement& placement) const {
   const GgufTensor& source = *placement.source;
-  ggml_tensor* tensor = ggml_new_tensor(context, static_cast<ggml_type>(source.type), source.n_dims,
-                                        source.shape.data());
+  ggml_tensor* tensor =
+      ggml_new_tensor(context, placement.layout.type, source.n_dims, source.shape.data());
   ggml_set_name(tensor, source.name.c_str());
   return tensor;
 }
@@ -207,7 +232,7 @@ Status WeightLoader::place_mapped() {
   weights_->buffers_.emplace_back(buffer);
   ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
   for (const Placement& placement : placements_) {
-    if (placement.type != nullptr) continue;
+    if (placement.layout.buffer != nullptr) continue;
     ggml_tensor* tensor = new_tensor(*context, placement);
     if (ggml_backend_tensor_alloc(buffer, tensor, data + placement.source->offset) !=
         GGML_STATUS_SUCCESS) {
@@ -222,13 +247,15 @@ Status WeightLoader::place_mapped() {
 Status WeightLoader::place_repacked() {
   std::uint64_t total = 0;
   for (const Placement& placement : placements_) {
-    if (placement.type != nullptr) total += placement.source->n_bytes;
+    if (placement.layout.buffer != nullptr) total += placement.source->n_bytes;
   }
   std::uint64_t done = 0;
-  for (ggml_backend_buffer_type_t type : cpu_extra_buffer_types()) {
+  std::vector<ggml_backend_buffer_type_t> types = cpu_extra_buffer_types();
+  types.push_back(ggml_backend_cpu_buffer_type());
+  for (ggml_backend_buffer_type_t type : types) {
     std::vector<const Placement*> group;
     for (const Placement& placement : placements_) {
-      if (placement.type == type) group.push_back(&placement);
+      if (placement.layout.buffer == type) group.push_back(&placement);
     }
     if (group.empty()) continue;
     const Result<ggml_context*> context = new_context(group.size());
@@ -242,9 +269,11 @@ Status WeightLoader::place_repacked() {
     }
     weights_->buffers_.emplace_back(buffer);
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    weights_->n_repacked_ += static_cast<int>(group.size());
-    if (!weights_->layouts_.empty()) weights_->layouts_ += ", ";
-    weights_->layouts_ += ggml_backend_buft_name(type);
+    if (type != ggml_backend_cpu_buffer_type()) {
+      weights_->n_repacked_ += static_cast<int>(group.size());
+      if (!weights_->layouts_.empty()) weights_->layouts_ += ", ";
+      weights_->layouts_ += ggml_backend_buft_name(type);
+    }
     if (Status status = fill(group, done, total); !status) return status;
   }
   return {};
@@ -257,14 +286,27 @@ Status WeightLoader::fill(const std::vector<const Placement*>& group, std::uint6
       return interrupted("loading was cancelled (" + file_.path() + "): start again");
     }
     const GgufTensor& source = *placement->source;
-    ggml_backend_tensor_set(*placement->slot, file_.data().data() + source.offset, 0,
-                            source.n_bytes);
-    if (source.name != "token_embd.weight")
-      release_pages(source);  // its rows are read from the file
+    if (placement->layout.type != static_cast<ggml_type>(source.type)) {
+      set_rewritten(*placement);
+    } else {
+      ggml_backend_tensor_set(*placement->slot, file_.data().data() + source.offset, 0,
+                              source.n_bytes);
+    }
+    // The embeddings' rows are read from the file.
+    if (source.name != "token_embd.weight") release_pages(source);
     done += source.n_bytes;
     if (options_.progress) options_.progress(static_cast<float>(done) / static_cast<float>(total));
   }
   return {};
+}
+
+void WeightLoader::set_rewritten(const Placement& placement) {
+  const std::size_t bytes = ggml_nbytes(*placement.slot);
+  rewritten_.resize(std::max(rewritten_.size(), bytes));
+  const std::int64_t blocks = placement.source->n_elements() / ggml_blck_size(GGML_TYPE_Q5_0);
+  rewrite_q5_0_as_q8_0(file_.data().data() + placement.source->offset, blocks, rewritten_.data());
+  ggml_backend_tensor_set(*placement.slot, rewritten_.data(), 0, bytes);
+  ++weights_->n_rewritten_;
 }
 
 // Faults a mapped tensor in at load, so that the first prompt neither waits for the disk nor looks
@@ -297,9 +339,11 @@ Result<std::unique_ptr<Weights>> Weights::load(const GgufFile& file, const HPara
 }
 
 std::string Weights::layout_summary() const {
-  if (n_repacked_ == 0) return "repacked 0 of " + std::to_string(n_matrices_) + " matrices";
-  return "repacked " + std::to_string(n_repacked_) + " of " + std::to_string(n_matrices_) +
-         " matrices (" + layouts_ + ")";
+  std::string text = "repacked " + std::to_string(n_repacked_) + " of " +
+                     std::to_string(n_matrices_) + " matrices";
+  if (n_repacked_ > 0) text += " (" + layouts_ + ")";
+  if (n_rewritten_ > 0) text += ", " + std::to_string(n_rewritten_) + " rewritten as Q8_0";
+  return text;
 }
 
 }  // namespace qevict

@@ -35,6 +35,7 @@ class Weights {
   std::vector<ggml_backend_buffer_ptr> buffers_;
   int n_matrices_ = 0;
   int n_repacked_ = 0;
+  int n_rewritten_ = 0;
   std::string layouts_;  // names of the layouts in use
 };
 
