@@ -123,7 +123,8 @@ llama_install_step() { # BUILD OUT
 }
 
 llama_bench_step() { # BUILD OUT
-  ninja -C "$1" -j "$jobs" llama-bench && mkdir -p "$2" && cp "$1/bin/llama-bench" "$2/"
+  ninja -C "$1" -j "$jobs" llama-bench llama-batched-bench && mkdir -p "$2" &&
+    cp "$1/bin/llama-bench" "$1/bin/llama-batched-bench" "$2/"
 }
 
 # Sets llama_prefix to an installed libllama + ggml; $1: empty or thread (sanitizer).
@@ -142,16 +143,19 @@ llama_install() {
   exec 8>&-
 }
 
-# Sets llama_bench to llama.cpp's own benchmark, built with the same compiler and flags.
+# Sets llama_bench to llama.cpp's own benchmark, built with the same compiler and flags;
+# llama-batched-bench lies beside it.
 llama_bench_program() {
   local flags
   mapfile -t flags < <(llama_flags; printf '%s\n' -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_COMMON=ON)
   llama_bench=$cache/llama/bench-$(llama_key "${flags[@]}")/llama-bench
-  [ -x "$llama_bench" ] && return
+  local batched
+  batched=$(dirname "$llama_bench")/llama-batched-bench
+  [ -x "$llama_bench" ] && [ -x "$batched" ] && return
   mkdir -p "$cache/llama"
   exec 8>"$cache/llama/lock"
   flock 8
-  if [ ! -x "$llama_bench" ]; then
+  if [ ! -x "$llama_bench" ] || [ ! -x "$batched" ]; then
     llama_build "$(dirname "$llama_bench")" "${flags[@]}" -- llama_bench_step
   fi
   exec 8>&-
