@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "kernels/panel_products.h"
 #include "kernels/tables.h"
 
 namespace qevict {
@@ -25,21 +26,25 @@ constexpr KernelTable kReference = {"reference",
 
 // The tables that this CPU and build have, slowest first.
 struct Tables {
-  std::array<KernelTable, kIsas.size() + 1> table;
+  std::array<KernelTable, kIsas.size() + 3> table;
   std::size_t n = 0;
+  // The last of them, when there is one, is never chosen by itself: a test double of "amx".
+  std::size_t n_hidden = 0;
   std::size_t active = 0;
   std::string error;
 
-  // n when unknown.
+  // n + n_hidden when unknown.
   std::size_t find(std::string_view name) const {
     std::size_t i = 0;
-    while (i < n && name != table[i].name) ++i;
+    while (i < n + n_hidden && name != table[i].name) ++i;
     return i;
   }
+  bool known(std::size_t i) const { return i < n + n_hidden; }
 };
 
 void add_simd_tables(Tables& tables) {
   const std::int64_t supported = hwy::SupportedTargets();
+  KernelTable emulated{};
   for (const Isa& isa : kIsas) {
     if ((supported & isa.target) == 0) continue;
     const AttendOps* attend = attend_ops_for_target(isa.target);
@@ -52,14 +57,23 @@ void add_simd_tables(Tables& tables) {
                                 attend->rotate_queries_back,
                                 attend->window_phases,
                                 prefill->prefill_tile};
+    emulated = tables.table[tables.n - 1];
+    emulated.name = "emulated_tiles";
+    emulated.prefill_tile = prefill->prefill_tile_emulated;
+    if (isa.target == HWY_AVX3 && amx_products() != nullptr) {
+      tables.table[tables.n] = tables.table[tables.n - 1];
+      tables.table[tables.n].name = "amx";
+      tables.table[tables.n++].prefill_tile = prefill->prefill_tile_amx;
+    }
   }
+  if (emulated.name != nullptr) tables.table[tables.n + tables.n_hidden++] = emulated;
 }
 
 void choose_active(Tables& tables) {
   tables.active = tables.n - 1;
   const char* wanted = std::getenv("QEVICT_ISA");
   if (wanted == nullptr || *wanted == '\0') return;
-  if (const std::size_t i = tables.find(wanted); i < tables.n) {
+  if (const std::size_t i = tables.find(wanted); tables.known(i)) {
     tables.active = i;
     return;
   }
@@ -89,7 +103,7 @@ const KernelTable& active_kernels() noexcept { return tables().table[tables().ac
 
 const KernelTable* find_kernels(std::string_view isa) noexcept {
   const std::size_t i = tables().find(isa);
-  return i < tables().n ? &tables().table[i] : nullptr;
+  return tables().known(i) ? &tables().table[i] : nullptr;
 }
 
 std::vector<std::string> available_isas() {

@@ -125,7 +125,7 @@ std::size_t prefill_scratch_bytes(const Geometry& g, int n_full_groups, int n_qu
                                   int n_rows);
 
 struct KernelTable {
-  const char* name;  // "reference", "sse4", "avx2", "avx512"
+  const char* name;  // "reference", "sse4", "avx2", "avx512", "amx" (prompts on matrix tiles)
   void (*attend_full)(const AttendFullParams&) noexcept;
   void (*attend_quantized)(const AttendQuantizedParams&) noexcept;
   void (*attend_recent)(const AttendRecentParams&) noexcept;
@@ -142,9 +142,11 @@ struct KernelTable {
 // The scalar specification.
 const KernelTable& reference_kernels() noexcept;
 // The best table this CPU runs, or the one that the environment variable QEVICT_ISA names
-// (reference|sse4|avx2|avx512); an unknown or unsupported name is reported by isa_error().
+// (reference|sse4|avx2|avx512|amx); an unknown or unsupported name is reported by isa_error().
 const KernelTable& active_kernels() noexcept;
-// A table by name; null when this CPU or build lacks it.
+// A table by name; null when this CPU or build lacks it. "emulated_tiles", the best vector table
+// with prompt products on emulated matrix tiles (slow), is there for tests and not among
+// available_isas().
 const KernelTable* find_kernels(std::string_view isa) noexcept;
 // Names that find_kernels() knows on this machine, slowest first ("reference" included).
 std::vector<std::string> available_isas();

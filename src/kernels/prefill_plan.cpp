@@ -132,6 +132,13 @@ std::size_t divide_prefill_scratch(void* base, const Geometry& g, int n_tokens, 
   s.window = carver.take<float>(panels * per_panel * rows * kLanes);
   s.m_window = carver.take<float>(panels * rows);
   s.zero_row = carver.take<fp16_t>(d);
+  const std::size_t depth = ceil_div(g.head_dim, kTileDepth);
+  for (int part = 0; part < 2; ++part) {
+    s.products.q[part] = carver.take<bf16_t>(rows * depth * kTileDepth);
+    s.products.k[part] = carver.take<bf16_t>(kPanelTokens * depth * kTileDepth);
+    s.products.v[part] = carver.take<bf16_t>(kPanelTokens * d_pad);
+    s.products.p[part] = carver.take<bf16_t>(std::size_t{kChunkRows} * kPanelTokens);
+  }
   *out = s;
   return carver.used();
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/kernels.h"
+#include "kernels/panel_products.h"
 
 namespace qevict {
 
@@ -99,8 +100,9 @@ struct PrefillScratch {
   float* window;     // [mass panels * groups a panel][rows][16] unnormalised window sums
   float* m_window;   // [mass panels][rows] the maximum they refer to
   fp16_t* zero_row;  // [D] zeros
-  int rows;          // padded
-  int d_pad;         // D rounded up to 16
+  ProductScratch products;
+  int rows;   // padded
+  int d_pad;  // D rounded up to 16
 };
 inline constexpr int kChunkRows = 48;
 

@@ -29,8 +29,10 @@ const PrefillOps* get_prefill_ops() { return nullptr; }
 // One call: its parameters, its shape and its scratch.
 class Tile {
  public:
-  explicit Tile(const PrefillParams& p)
+  // products: of matrix tiles; null: fp32 in vector registers.
+  Tile(const PrefillParams& p, const PanelProducts* products)
       : p_(p),
+        products_(products),
         g_(*p.geometry),
         plan_(p),
         group_size_(g_.group_size()),
@@ -47,12 +49,15 @@ class Tile {
   }
 
   void run() {
+    alignas(64) std::uint8_t tile_state[64];
+    if (products_ != nullptr) products_->begin(tile_state);
     prepare();
     PrefillPanel panel;
     while (plan_.next(&panel)) {
       pack(panel);
       attend(panel);
     }
+    if (products_ != nullptr) products_->end(tile_state);
     write_output();
     if (p_.mass != nullptr) write_mass();
   }
@@ -82,6 +87,10 @@ class Tile {
       const float* q = row < n_rows_ ? query(p_.q, row) : nullptr;
       for (int c = 0; c < dim_; ++c) out[c * kRowBlock] = q == nullptr ? 0.0F : q[c] * scale;
       scratch_.m[row] = -std::numeric_limits<float>::infinity();
+    }
+    for (int row = 0; products_ != nullptr && row < scratch_.rows; ++row) {
+      const float* q = row < n_rows_ ? query(p_.q, row) : nullptr;
+      products_->pack_query(scratch_.products, row, q, scale, dim_);
     }
     std::fill_n(scratch_.o, static_cast<std::ptrdiff_t>(scratch_.rows) * scratch_.d_pad, 0.0F);
     std::fill_n(scratch_.l, static_cast<std::ptrdiff_t>(scratch_.rows) * kLanes, 0.0F);
@@ -129,6 +138,10 @@ class Tile {
         pack_rows(p_, panel, plan_.visible_rows(), scratch_.zero_row, keys_, values_);
         break;
     }
+    if (products_ != nullptr) {
+      products_->pack_panel(scratch_.products, {keys_.data, values_.data, kBlockFloats,
+                                                values_.width, dim_, panel.n_vectors, panel.lanes});
+    }
   }
 
   void attend(const PrefillPanel& panel) {
@@ -146,7 +159,17 @@ class Tile {
     return scratch_.s + static_cast<std::ptrdiff_t>(row - begin * kRowBlock) * kPanelTokens;
   }
 
+  // Of a chunk of blocks; the products round up to whole tiles of padding rows.
+  int rows_of(int begin, int end) const {
+    return std::min(end * kRowBlock, n_rows_) - begin * kRowBlock;
+  }
+
   void score(const PrefillPanel& panel, int begin, int end) const {
+    if (products_ != nullptr) {
+      products_->score(scratch_.products, begin * kRowBlock, rows_of(begin, end), panel.n_vectors,
+                       dim_, scratch_.s);
+      return;
+    }
     const int n_hw = panel.n_vectors * kSub;
     for (int v = 0; v < n_hw; v += kVecBlock) {
       const float* k = keys_.at(v * kN, 0);
@@ -189,6 +212,13 @@ class Tile {
   }
 
   void accumulate(const PrefillPanel& panel, int begin, int end) const {
+    if (products_ != nullptr) {
+      products_->accumulate(
+          scratch_.products, rows_of(begin, end), panel.n_vectors, panel.lanes, dim_, scratch_.s,
+          scratch_.o + static_cast<std::ptrdiff_t>(begin) * kRowBlock * scratch_.d_pad,
+          scratch_.d_pad);
+      return;
+    }
     for (int block = 0; block < values_.n_blocks; ++block) {
       const int c = block * values_.width;
       const float* v = values_.at(0, c);
@@ -279,6 +309,7 @@ class Tile {
   }
 
   const PrefillParams& p_;
+  const PanelProducts* products_;
   const Geometry& g_;
   PrefillPlan plan_;
   int group_size_;
@@ -292,10 +323,13 @@ class Tile {
   ValuePanel values_{};
 };
 
-void prefill_tile(const PrefillParams& p) noexcept { Tile(p).run(); }
+void prefill_tile(const PrefillParams& p) noexcept { Tile(p, nullptr).run(); }
+void prefill_tile_amx(const PrefillParams& p) noexcept { Tile(p, amx_products()).run(); }
+void prefill_tile_emulated(const PrefillParams& p) noexcept { Tile(p, &emulated_products()).run(); }
 
 const PrefillOps* get_prefill_ops() {
-  static constexpr PrefillOps ops = {prefill_tile, HWY_TARGET};
+  static constexpr PrefillOps ops = {prefill_tile, prefill_tile_amx, prefill_tile_emulated,
+                                     HWY_TARGET};
   return &ops;
 }
 

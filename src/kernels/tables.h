@@ -38,6 +38,9 @@ struct AttendOps {
 
 struct PrefillOps {
   void (*prefill_tile)(const PrefillParams&) noexcept;
+  // Products on the CPU's matrix tiles (only where amx_products() has them), and on emulated ones.
+  void (*prefill_tile_amx)(const PrefillParams&) noexcept;
+  void (*prefill_tile_emulated)(const PrefillParams&) noexcept;
   std::int64_t target = 0;  // as above
 };
 
