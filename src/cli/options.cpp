@@ -295,6 +295,19 @@ Status apply_policy(const std::string& text, CacheConfig& config) {
   return {};
 }
 
+std::vector<std::string> join_parameters(std::vector<std::string> policies) {
+  std::vector<std::string> joined;
+  for (std::string& item : policies) {
+    const bool parameter = item.find('=') < item.find(':');
+    if (parameter && !joined.empty()) {
+      joined.back() += "," + item;
+    } else {
+      joined.push_back(std::move(item));
+    }
+  }
+  return joined;
+}
+
 Status finish_options(CommonOptions& o) {
   o.engine.repack = !o.no_repack;
   o.engine.rewrite = o.rewrite_text == "always"  ? WeightRewrite::Always

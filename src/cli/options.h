@@ -58,6 +58,10 @@ Status finish_options(CommonOptions& options);
 // "NAME" or "NAME:key=value,..." into config.
 Status apply_policy(const std::string& text, CacheConfig& config);
 
+// "qevict:window=16,bits=4" in a list was split at its comma, too: parameters go back to their
+// policy.
+std::vector<std::string> join_parameters(std::vector<std::string> policies);
+
 // Why an option that exists cannot be used yet.
 std::unexpected<Error> not_available(std::string_view what);
 

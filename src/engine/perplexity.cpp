@@ -1,0 +1,233 @@
+#include "engine/perplexity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+#include "engine/run_report.h"
+
+namespace qevict {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// log(sum(exp(logits))).
+double log_sum_exp(std::span<const float> logits) {
+  const double max = *std::ranges::max_element(logits);
+  double sum = 0.0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
+  return max + std::log(sum);
+}
+
+// What is collected for one cell, over all places.
+struct Scores {
+  std::vector<double> nll, kl, step_ms;
+  int same_top1 = 0;
+  std::int64_t kv_resident_bytes = 0;
+};
+
+class Measurement {
+ public:
+  Measurement(Engine& engine, std::span<const PerplexityCell> cells, const PerplexityOptions& o)
+      : engine_(engine), cells_(cells), o_(o), scores_(cells.size()) {
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      if (cells[i].config.policy == "full") reference_ = i;
+    }
+  }
+
+  // One place: the text from its first prompt token on.
+  Status run(std::span<const TokenId> prompt, std::span<const TokenId> continuation, double begin,
+             double share) {
+    sessions_.clear();
+    for (const PerplexityCell& cell : cells_) {
+      if (Status s = open(cell.config, prompt, begin, share); !s) return s;
+    }
+    if (needs_reference()) {
+      CacheConfig full;
+      full.policy = "full";
+      if (Status s = open(full, prompt, begin, share); !s) return s;
+    }
+    for (std::size_t i = 0; i < continuation.size(); ++i) {
+      if (i > 0) score(continuation[i]);
+      if (i + 1 == continuation.size()) break;
+      if (o_.cancel != nullptr && o_.cancel->load(std::memory_order_relaxed)) {
+        return interrupted("interrupted while decoding (Ctrl-C): run it again");
+      }
+      if (Status s = decode(continuation[i]); !s) return s;
+      if (o_.progress) {
+        const double done = static_cast<double>(i + 1) / static_cast<double>(continuation.size());
+        o_.progress(begin + share * (0.5 + 0.5 * done));
+      }
+    }
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      scores_[c].kv_resident_bytes =
+          std::max(scores_[c].kv_resident_bytes, sessions_[c].session->kv_stats().resident_bytes);
+    }
+    return {};
+  }
+
+  std::vector<PerplexityResult> results() const {
+    std::vector<PerplexityResult> results;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      const Scores& s = scores_[c];
+      const auto n = static_cast<double>(s.nll.size());
+      PerplexityResult r;
+      r.policy = cells_[c].policy;
+      r.budget = cells_[c].config.budget;
+      r.prompt_tokens = o_.n_prompt;
+      r.scored_tokens = static_cast<int>(s.nll.size());
+      const double mean = std::accumulate(s.nll.begin(), s.nll.end(), 0.0) / n;
+      double variance = 0.0;
+      for (const double x : s.nll) variance += (x - mean) * (x - mean);
+      r.ppl = std::exp(mean);
+      r.ppl_stderr = n > 1 ? r.ppl * std::sqrt(variance / (n - 1) / n) : 0.0;
+      if (o_.kl) {
+        r.kl_mean = std::accumulate(s.kl.begin(), s.kl.end(), 0.0) / n;
+        r.kl_p99 = quantile(s.kl, 0.99);
+        r.same_top1 = s.same_top1 / n;
+      }
+      r.tpot_median_ms = quantile(s.step_ms, 0.5);
+      r.kv_resident_bytes = s.kv_resident_bytes;
+      results.push_back(std::move(r));
+    }
+    return results;
+  }
+
+ private:
+  struct Decoded {
+    std::unique_ptr<Session> session;
+    std::span<const float> logits;
+  };
+
+  bool needs_reference() const { return o_.kl && reference_ == cells_.size(); }
+
+  Status open(const CacheConfig& config, std::span<const TokenId> prompt, double begin,
+              double share) {
+    auto session = engine_.create_session(config);
+    if (!session) return std::unexpected(session.error());
+    GenerateOptions options;
+    options.cancel = o_.cancel;
+    const double n = static_cast<double>(cells_.size()) + (needs_reference() ? 1.0 : 0.0);
+    const double before = static_cast<double>(sessions_.size());
+    if (o_.progress) {
+      options.prefill_progress = [&, n, before](int done, int total) {
+        o_.progress(begin + share * 0.5 * (before + static_cast<double>(done) / total) / n);
+      };
+    }
+    const auto logits = (*session)->prefill(prompt, o_.n_continue, options);
+    if (!logits) return std::unexpected(logits.error());
+    sessions_.push_back({std::move(*session), *logits});
+    return {};
+  }
+
+  void score(TokenId token) {
+    const std::span<const float> reference =
+        o_.kl ? sessions_[reference_].logits : std::span<const float>();
+    const TokenId top = o_.kl ? most_likely(reference) : 0;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      const std::span<const float> logits = sessions_[c].logits;
+      scores_[c].nll.push_back(negative_log_likelihood(logits, token));
+      if (!o_.kl) continue;
+      scores_[c].kl.push_back(c == reference_ ? 0.0 : kl_divergence(reference, logits));
+      scores_[c].same_top1 += most_likely(logits) == top;
+    }
+  }
+
+  Status decode(TokenId token) {
+    for (std::size_t i = 0; i < sessions_.size(); ++i) {
+      const Clock::time_point start = Clock::now();
+      const auto logits = sessions_[i].session->decode(token);
+      if (!logits) return std::unexpected(logits.error());
+      sessions_[i].logits = *logits;
+      if (i >= cells_.size()) continue;
+      scores_[i].step_ms.push_back(
+          std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    }
+    return {};
+  }
+
+  Engine& engine_;
+  std::span<const PerplexityCell> cells_;
+  const PerplexityOptions& o_;
+  std::vector<Scores> scores_;
+  std::vector<Decoded> sessions_;          // of the cells, then the reference's if it is none
+  std::size_t reference_ = cells_.size();  // index into sessions_
+};
+
+}  // namespace
+
+double kl_divergence(std::span<const float> reference, std::span<const float> logits) {
+  const double a = log_sum_exp(reference);
+  const double b = log_sum_exp(logits);
+  double sum = 0.0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    const double p = reference[i] - a;
+    sum += std::exp(p) * (p - (logits[i] - b));
+  }
+  return std::max(sum, 0.0);  // rounding can leave -1e-17
+}
+
+double negative_log_likelihood(std::span<const float> logits, TokenId token) {
+  return log_sum_exp(logits) - logits[static_cast<std::size_t>(token)];
+}
+
+TokenId most_likely(std::span<const float> logits) {
+  return static_cast<TokenId>(std::ranges::max_element(logits) - logits.begin());
+}
+
+Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
+                                                         std::span<const TokenId> text,
+                                                         std::span<const PerplexityCell> cells,
+                                                         const PerplexityOptions& options) {
+  if (options.n_prompt < 1 || options.n_continue < 2) {
+    return bad_input(fmt::format(
+        "prompt {} and continuation {} (--prompt, --continue): give at least 1 and 2 tokens",
+        options.n_prompt, options.n_continue));
+  }
+  if (options.stride > 0 && !options.forced.empty()) {
+    return bad_input("forced tokens follow one place (--stride): leave one of the two out");
+  }
+  const bool forced = !options.forced.empty();
+  if (forced && options.forced.size() < static_cast<std::size_t>(options.n_continue)) {
+    return bad_input(fmt::format("{} forced tokens, {} wanted (--continue): lower it",
+                                 options.forced.size(), options.n_continue));
+  }
+  const int needed = options.n_prompt + (forced ? 0 : options.n_continue);
+  if (text.size() < static_cast<std::size_t>(needed)) {
+    return bad_input(
+        fmt::format("the text has {} tokens, {} are needed (--prompt {}, --continue {}): give a "
+                    "longer text or lower them",
+                    text.size(), needed, options.n_prompt, options.n_continue));
+  }
+  if (options.n_prompt + options.n_continue > engine.ctx_size()) {
+    return bad_input(fmt::format("{} tokens are needed, the context has {} (--prompt): lower it",
+                                 options.n_prompt + options.n_continue, engine.ctx_size()));
+  }
+  std::vector<std::size_t> places;
+  for (std::size_t at = 0; at + static_cast<std::size_t>(needed) <= text.size();
+       at += static_cast<std::size_t>(options.stride)) {
+    places.push_back(at);
+    if (options.stride <= 0) break;
+  }
+  Measurement measurement(engine, cells, options);
+  const double share = 1.0 / static_cast<double>(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto n_prompt = static_cast<std::size_t>(options.n_prompt);
+    const auto n_continue = static_cast<std::size_t>(options.n_continue);
+    const std::span<const TokenId> continuation =
+        forced ? std::span<const TokenId>(options.forced).first(n_continue)
+               : text.subspan(places[i] + n_prompt, n_continue);
+    if (Status s = measurement.run(text.subspan(places[i], n_prompt), continuation,
+                                   static_cast<double>(i) * share, share);
+        !s) {
+      return std::unexpected(s.error());
+    }
+  }
+  return measurement.results();
+}
+
+}  // namespace qevict
