@@ -43,6 +43,7 @@ class TieredAttention final : public Attention {
   void prepare(int layer, const QkvBlock& qkv, int ith, int nth) noexcept override;
   void attend(int layer, float* out, int ith, int nth) noexcept override;
 
+  const Geometry& geometry() const { return geometry_; }
   // First layer whose K or V left fp16's finite range since the last call, or -1.
   int take_nonfinite_layer() { return nonfinite_layer_.exchange(-1); }
   // Seconds that the first thread spent in prepare and attend since the last call.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <new>
 
+#include "engine/batch.h"
 #include "engine/cpu_count.h"
 #include "engine/session.h"
 #include "policies/registry.h"
@@ -26,6 +27,10 @@ class EngineImpl final : public Engine {
   int ctx_size() const override { return context_.ctx_size; }
   int n_threads() const override { return forward_->n_threads(); }
   double load_ms() const override { return load_ms_; }
+  std::unique_ptr<Batch> create_batch() override { return std::make_unique<BatchImpl>(context_); }
+  std::int64_t step_weight_bytes() const override {
+    return static_cast<std::int64_t>(forward_->weight_bytes());
+  }
 
   Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) override {
     const Result<const PolicySpec*> policy = require_policy(config.policy);

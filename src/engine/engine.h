@@ -92,8 +92,34 @@ class Session {
   virtual Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
                                                  const GenerateOptions& options) = 0;
   virtual Result<std::span<const float>> decode(TokenId token) = 0;
+  // For benchmarks: fills an empty session as a prompt of n tokens would, but with pseudo-random
+  // keys, values and attention mass instead of the model's. Budget, routing, quantising and bytes
+  // are the real ones; there are no logits.
+  virtual Status prefill_synthetic(int n_tokens, int max_new, std::uint64_t seed) = 0;
   virtual const KvCache& cache() const = 0;
   virtual double attention_seconds() = 0;  // since the last call
+};
+
+struct BatchInput {
+  Session* session = nullptr;
+  TokenId token = 0;
+};
+
+// Decodes many sessions of one engine together, a token of each at a step: the weights are read
+// once for all of them.
+class Batch {
+ public:
+  virtual ~Batch() = default;
+  // Feeds inputs[i].token to inputs[i].session, which must all be different sessions of this
+  // engine. Result i is what Session::decode would have returned: the logits [n_vocab], valid until
+  // the next call, or the error of that session, which leaves the others alone. Sessions may join
+  // and leave between two calls. No allocation while the number of sessions stays the same, except
+  // in routing events.
+  virtual std::span<const Result<std::span<const float>>> decode(
+      std::span<const BatchInput> inputs) = 0;
+  // Since the last call: attention of all sequences on the first thread, and routing of all.
+  virtual double attention_seconds() = 0;
+  virtual double routing_seconds() = 0;
 };
 
 class Engine {
@@ -104,6 +130,9 @@ class Engine {
   const HParams& hparams() const { return model().hparams(); }
   const Tokenizer& tokenizer() const { return model().tokenizer(); }
   virtual Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) = 0;
+  virtual std::unique_ptr<Batch> create_batch() = 0;
+  // Bytes of weights that a decode step reads; 0 before the first step.
+  virtual std::int64_t step_weight_bytes() const = 0;
   virtual int ctx_size() const = 0;
   virtual int n_threads() const = 0;
   virtual double load_ms() const = 0;

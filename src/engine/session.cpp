@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <new>
 
 #include "engine/run_report.h"
@@ -23,26 +24,10 @@ bool cancelled(const GenerateOptions& options) {
   return options.cancel != nullptr && options.cancel->load(std::memory_order_relaxed);
 }
 
-// Takes back a prompt that was not finished, whatever the way out.
-class PromptGuard {
- public:
-  PromptGuard(KvCache& cache, TieredAttention& attention) : cache_(cache), attention_(attention) {}
-  ~PromptGuard() {
-    attention_.end_prompt();
-    if (!committed_) cache_.rollback_prompt();
-  }
-  PromptGuard(const PromptGuard&) = delete;
-  PromptGuard& operator=(const PromptGuard&) = delete;
-  void commit() {
-    cache_.commit_prompt();
-    committed_ = true;
-  }
-
- private:
-  KvCache& cache_;
-  TieredAttention& attention_;
-  bool committed_ = false;
-};
+std::unexpected<Error> out_of_memory(int n_tokens) {
+  return runtime_error(
+      fmt::format("out of memory ({} tokens in the cache): lower --kv-budget", n_tokens));
+}
 
 }  // namespace
 
@@ -72,15 +57,12 @@ SessionImpl::SessionImpl(SessionContext context, std::unique_ptr<KvCache> cache)
 CacheStats SessionImpl::kv_stats() const { return collect_stats(*cache_, workspace_peak_); }
 
 Status SessionImpl::check_finite(std::span<const float> logits) {
-  for (const float x : logits) {
-    if (!std::isfinite(x)) {
-      return runtime_error(
-          "the model computed a value that is not a number (logits): the file's weights are "
-          "damaged; "
-          "fetch it again");
-    }
-  }
-  return {};
+  bool finite = true;  // no early return, so that the loop is vectorised
+  for (const float x : logits) finite &= std::fabs(x) <= std::numeric_limits<float>::max();
+  if (finite) return {};
+  return runtime_error(
+      "the model computed a value that is not a number (logits): the file's weights are damaged; "
+      "fetch it again");
 }
 
 Status SessionImpl::check_layers() {
@@ -159,8 +141,8 @@ Status SessionImpl::check_usable() const {
   return runtime_error("an earlier step failed half-way (session): start a new session");
 }
 
-Result<std::span<const float>> SessionImpl::decode(TokenId token) {
-  if (Status s = check_usable(); !s) return std::unexpected(s.error());
+Status SessionImpl::check_step(TokenId token) const {
+  if (Status s = check_usable(); !s) return s;
   if (token < 0 || token >= context_.model->hparams().n_vocab) {
     return bad_input(fmt::format("token id {} is outside the vocabulary (decode): use ids 0..{}",
                                  token, context_.model->hparams().n_vocab - 1));
@@ -173,22 +155,40 @@ Result<std::span<const float>> SessionImpl::decode(TokenId token) {
                     "larger max_new",
                     cache_->n_tokens(), room));
   }
+  return {};
+}
+
+void SessionImpl::begin_step() {
   // A step that fails has already left its row and mass in some layers.
   broken_ = true;
+  cache_->begin_step();
+}
+
+Status SessionImpl::end_step(std::span<const float> logits) {
+  if (Status s = check_layers(); !s) return s;
+  if (Status s = check_finite(logits); !s) return s;
   try {
-    attention_.begin_step();
-    cache_->begin_step();
-    if (Status s = context_.forward->decode(token, attention_, logits_.data()); !s) {
-      return std::unexpected(s.error());
-    }
-    if (Status s = check_layers(); !s) return std::unexpected(s.error());
-    if (Status s = check_finite(logits_); !s) return std::unexpected(s.error());
     cache_->end_step();
   } catch (const std::bad_alloc&) {
-    return runtime_error(fmt::format("out of memory ({} tokens in the cache): lower --kv-budget",
-                                     cache_->n_tokens()));
+    return out_of_memory(cache_->n_tokens());
   }
   broken_ = false;
+  return {};
+}
+
+Result<std::span<const float>> SessionImpl::decode(TokenId token) {
+  if (Status s = check_step(token); !s) return std::unexpected(s.error());
+  try {
+    reserve_step();
+    if (Status s = context_.forward->plan_decode(1); !s) return std::unexpected(s.error());
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(cache_->n_tokens());
+  }
+  begin_step();
+  if (Status s = context_.forward->decode(token, attention_, logits_.data()); !s) {
+    return std::unexpected(s.error());
+  }
+  if (Status s = end_step(logits_); !s) return std::unexpected(s.error());
   return std::span<const float>(logits_);
 }
 

@@ -17,6 +17,27 @@ struct SessionContext {
   int ctx_size = 0;
 };
 
+// Takes back a prompt that was not finished, whatever the way out.
+class PromptGuard {
+ public:
+  PromptGuard(KvCache& cache, TieredAttention& attention) : cache_(cache), attention_(attention) {}
+  ~PromptGuard() {
+    attention_.end_prompt();
+    if (!committed_) cache_.rollback_prompt();
+  }
+  PromptGuard(const PromptGuard&) = delete;
+  PromptGuard& operator=(const PromptGuard&) = delete;
+  void commit() {
+    cache_.commit_prompt();
+    committed_ = true;
+  }
+
+ private:
+  KvCache& cache_;
+  TieredAttention& attention_;
+  bool committed_ = false;
+};
+
 class SessionImpl final : public Session {
  public:
   SessionImpl(SessionContext context, std::unique_ptr<KvCache> cache);
@@ -26,12 +47,26 @@ class SessionImpl final : public Session {
   Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
                                          const GenerateOptions& options) override;
   Result<std::span<const float>> decode(TokenId token) override;
+  Status prefill_synthetic(int n_tokens, int max_new, std::uint64_t seed) override;
   CacheStats kv_stats() const override;
   int n_tokens() const override { return cache_->n_tokens(); }
   TokenId pending_token() const override { return pending_; }
   void set_trace(KvCache::TraceSink sink) override { cache_->set_trace(std::move(sink)); }
   const KvCache& cache() const override { return *cache_; }
   double attention_seconds() override { return attention_.take_seconds(); }
+
+  // The parts of decode(), in this order; a batch computes the model for many sessions in between.
+  //
+  // Why a token can not be fed; nothing has changed.
+  Status check_step(TokenId token) const;
+  // Scratch for the step. Throws std::bad_alloc; nothing has changed then.
+  void reserve_step() { attention_.begin_step(); }
+  // From here on the cache holds half a step: the session is unusable until end_step() succeeds.
+  void begin_step();
+  // Checks what the model computed and routes the cache when it is time.
+  Status end_step(std::span<const float> logits);
+  TieredAttention& attention() { return attention_; }
+  const SessionContext& context() const { return context_; }
 
  private:
   Status run_prompt_layers(std::span<const TokenId> tokens, const GenerateOptions& options);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "ggml-cpu.h"
 #include "model/graph.h"
@@ -16,6 +17,17 @@ struct PoolDeleter {
 };
 using Pool = std::unique_ptr<ggml_threadpool, PoolDeleter>;
 
+// A step of n sequences through the whole model: built once, run for every step.
+struct DecodeGraph {
+  DecodeGraph(int max_nodes, ggml_threadpool* pool, int n_threads)
+      : runner(max_nodes, pool, n_threads) {}
+  GraphRunner runner;
+  int n_tokens = 0;  // 0: not built
+  std::vector<SeamCall> calls;
+  std::vector<float> hidden;  // [n_tokens][n_embd]: the tokens' embeddings
+  ggml_tensor* logits = nullptr;
+};
+
 class GgmlForward final : public Forward {
  public:
   GgmlForward(const LoadedModel& model, Pool pool, int n_threads)
@@ -24,25 +36,29 @@ class GgmlForward final : public Forward {
         n_threads_(n_threads),
         pool_(std::move(pool)),
         block_(kNodesPerLayer, pool_.get(), n_threads),
-        head_(kNodesOfHead, pool_.get(), n_threads),
-        decode_(h_.n_layers * kNodesPerLayer + kNodesOfHead, pool_.get(), n_threads),
-        hidden_(static_cast<std::size_t>(h_.n_embd)) {}
+        head_(kNodesOfHead, pool_.get(), n_threads) {}
 
   Status embed(std::span<const std::int32_t> tokens, float* hidden) override;
   Status layer(int layer, float* hidden, int n_tokens, Attention& attention,
                int last_rows_only) override;
   Status head(const float* hidden_row, float* logits) override;
-  Status decode(std::int32_t token, Attention& attention, float* logits) override;
+  Status plan_decode(int n_tokens) override;
+  Status decode(std::span<const std::int32_t> tokens, Attention& attention, float* logits) override;
   void release_prompt_workspace() override { block_.release(); }
   int n_threads() const override { return n_threads_; }
   std::size_t workspace_bytes() const override {
-    return block_.workspace_bytes() + head_.workspace_bytes() + decode_.workspace_bytes() +
-           hidden_.size() * sizeof(float);
+    std::size_t bytes = block_.workspace_bytes() + head_.workspace_bytes();
+    for (const auto* graph : {&one_, &many_}) {
+      if (!*graph) continue;
+      bytes += (*graph)->runner.workspace_bytes() + (*graph)->hidden.capacity() * sizeof(float);
+    }
+    return bytes;
   }
+  std::size_t weight_bytes() const override { return weight_bytes_; }
 
  private:
-  Status build_head(float* logits);
-  Status build_decode(float* logits);
+  Status build_head(const float* hidden_row, float* logits);
+  Status build_decode(DecodeGraph& graph, int n_tokens);
 
   const HParams& h_;
   const Weights& weights_;
@@ -50,14 +66,13 @@ class GgmlForward final : public Forward {
   Pool pool_;
   GraphRunner block_;  // one layer over a block of rows, rebuilt each time
   GraphRunner head_;
-  GraphRunner decode_;              // built once
+  std::optional<DecodeGraph> one_;   // of a single sequence
+  std::optional<DecodeGraph> many_;  // of the last batch's number of sequences
+  std::size_t weight_bytes_ = 0;
   Attention* attention_ = nullptr;  // of the call in progress
   SeamCall block_call_;
-  std::vector<SeamCall> decode_calls_;
-  std::vector<float> hidden_;  // the decoded token's row
   ggml_tensor* head_input_ = nullptr;
   ggml_tensor* head_logits_ = nullptr;
-  ggml_tensor* decode_logits_ = nullptr;
 };
 
 Status GgmlForward::embed(std::span<const std::int32_t> tokens, float* hidden) {
@@ -94,9 +109,10 @@ Status GgmlForward::layer(int layer, float* hidden, int n_tokens, Attention& att
   return block_.run();
 }
 
-Status GgmlForward::build_head(float* logits) {
+Status GgmlForward::build_head(const float* hidden_row, float* logits) {
   ggml_context* context = head_.begin();
-  head_input_ = external_rows(context, h_.n_embd, 1, hidden_.data());
+  // Only read.
+  head_input_ = external_rows(context, h_.n_embd, 1, const_cast<float*>(hidden_row));
   head_logits_ = add_head(context, h_, weights_.global(), head_input_);
   head_logits_->data = logits;
   return head_.finish(head_logits_);
@@ -104,37 +120,50 @@ Status GgmlForward::build_head(float* logits) {
 
 Status GgmlForward::head(const float* hidden_row, float* logits) {
   if (head_logits_ == nullptr) {
-    if (Status status = build_head(logits); !status) return status;
+    if (Status status = build_head(hidden_row, logits); !status) return status;
   }
-  head_input_->data = const_cast<float*>(hidden_row);  // only read
+  head_input_->data = const_cast<float*>(hidden_row);
   head_logits_->data = logits;
   return head_.run();
 }
 
-Status GgmlForward::build_decode(float* logits) {
-  decode_calls_.resize(static_cast<std::size_t>(h_.n_layers));
-  ggml_context* context = decode_.begin();
-  ggml_tensor* hidden = external_rows(context, h_.n_embd, 1, hidden_.data());
+Status GgmlForward::build_decode(DecodeGraph& graph, int n_tokens) {
+  graph.n_tokens = 0;
+  graph.calls.resize(static_cast<std::size_t>(h_.n_layers));
+  graph.hidden.resize(static_cast<std::size_t>(n_tokens) * h_.n_embd);
+  ggml_context* context = graph.runner.begin();
+  ggml_tensor* hidden = external_rows(context, h_.n_embd, n_tokens, graph.hidden.data());
   for (int i = 0; i < h_.n_layers; ++i) {
-    SeamCall* call = &decode_calls_[static_cast<std::size_t>(i)];
-    *call = {&attention_, i, 1};
-    hidden = add_layer(context, h_, weights_.layer(i), hidden, 1, call);
+    SeamCall* call = &graph.calls[static_cast<std::size_t>(i)];
+    *call = {&attention_, i, n_tokens};
+    hidden = add_layer(context, h_, weights_.layer(i), hidden, n_tokens, call);
   }
-  ggml_tensor* output = add_head(context, h_, weights_.global(), hidden);
-  output->data = logits;
-  if (Status status = decode_.finish(output); !status) return status;
-  decode_logits_ = output;
+  graph.logits = add_head(context, h_, weights_.global(), hidden);
+  // Any address: each run sets its own, and the allocator must not lay it out.
+  graph.logits->data = graph.hidden.data();
+  if (Status status = graph.runner.finish(graph.logits); !status) return status;
+  weight_bytes_ = graph.runner.weight_bytes();
+  graph.n_tokens = n_tokens;
   return {};
 }
 
-Status GgmlForward::decode(std::int32_t token, Attention& attention, float* logits) {
-  if (Status status = embed({&token, 1}, hidden_.data()); !status) return status;
-  attention_ = &attention;
-  if (decode_logits_ == nullptr) {
-    if (Status status = build_decode(logits); !status) return status;
+Status GgmlForward::plan_decode(int n_tokens) {
+  QE_CHECK(n_tokens > 0);
+  std::optional<DecodeGraph>& graph = n_tokens == 1 ? one_ : many_;
+  if (!graph) {
+    graph.emplace(h_.n_layers * kNodesPerLayer + kNodesOfHead, pool_.get(), n_threads_);
   }
-  decode_logits_->data = logits;
-  return decode_.run();
+  return graph->n_tokens == n_tokens ? Status{} : build_decode(*graph, n_tokens);
+}
+
+Status GgmlForward::decode(std::span<const std::int32_t> tokens, Attention& attention,
+                           float* logits) {
+  if (Status status = plan_decode(static_cast<int>(tokens.size())); !status) return status;
+  DecodeGraph& graph = tokens.size() == 1 ? *one_ : *many_;
+  if (Status status = embed(tokens, graph.hidden.data()); !status) return status;
+  attention_ = &attention;
+  graph.logits->data = logits;
+  return graph.runner.run();
 }
 
 }  // namespace

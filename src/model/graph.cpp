@@ -1,6 +1,7 @@
 #include "model/graph.h"
 
 #include <cstdlib>
+#include <set>
 
 #include "ggml-cpu.h"
 
@@ -113,6 +114,22 @@ void GraphRunner::release() {
   allocator_.reset(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
   work_.reset();
   work_bytes_ = 0;
+}
+
+std::size_t GraphRunner::weight_bytes() const {
+  std::set<const ggml_tensor*> weights;
+  std::size_t bytes = 0;
+  for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+    for (const ggml_tensor* source : ggml_graph_node(graph_, i)->src) {
+      if (source == nullptr) continue;
+      if (source->view_src != nullptr) source = source->view_src;
+      // The caller's rows have no buffer.
+      if (source->op != GGML_OP_NONE || source->buffer == nullptr) continue;
+      if (!weights.insert(source).second) continue;
+      bytes += ggml_backend_buffer_get_alloc_size(source->buffer, source);
+    }
+  }
+  return bytes;
 }
 
 std::size_t GraphRunner::workspace_bytes() const {

@@ -49,6 +49,8 @@ class GraphRunner {
   // Runs the laid-out graph. Does not allocate.
   Status run();
   std::size_t workspace_bytes() const;
+  // Of the weights that the laid-out graph reads, each counted once.
+  std::size_t weight_bytes() const;
   // Frees tensors and scratch of the laid-out graph; begin() starts over.
   void release();
 

@@ -70,13 +70,25 @@ class Forward {
                        int last_rows_only) = 0;
   // Final norm and output head of one row. logits [n_vocab].
   virtual Status head(const float* hidden_row, float* logits) = 0;
-  // One token through the whole model in one graph, built once. logits [n_vocab]. No allocation
-  // after the first call.
-  virtual Status decode(std::int32_t token, Attention& attention, float* logits) = 0;
+  // One step of n sequences, a token of each, through the whole model in one graph, so that the
+  // weights are read once. `attention` is given blocks of n rows, row i for tokens[i].
+  // logits [n][n_vocab]. The graphs of one token and of the last larger n are kept: no allocation
+  // unless n > 1 changes. Errors: BadInput for a token, Runtime when memory is short.
+  virtual Status decode(std::span<const std::int32_t> tokens, Attention& attention,
+                        float* logits) = 0;
+  Status decode(std::int32_t token, Attention& attention, float* logits) {
+    return decode(std::span<const std::int32_t>(&token, 1), attention, logits);
+  }
+  // Builds the graph of n tokens now, if it is not there, so that decode() can not fail for want of
+  // memory.
+  virtual Status plan_decode(int n_tokens) = 0;
   // Gives the memory of the last prompt's graphs back; the next layer() allocates it again.
   virtual void release_prompt_workspace() = 0;
   virtual int n_threads() const = 0;
   virtual std::size_t workspace_bytes() const = 0;  // graph buffers held
+  // Bytes of the weights that a step reads, in the layouts in use; 0 before a decode graph is
+  // built.
+  virtual std::size_t weight_bytes() const = 0;
 };
 
 // ggml and llama.cpp versions and the CPU features that ggml uses, for --version.
