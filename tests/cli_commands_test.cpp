@@ -124,6 +124,21 @@ TEST_F(CliCommands, PoliciesListsTheRegistry) {
   }
 }
 
+// A roofline says what a step reads and how fast; kv_bytes of the cell's cache.
+void check_roofline(const json& line, std::int64_t least_kv, std::int64_t most_kv) {
+  const json& roofline = line.at("roofline");
+  EXPECT_GT(roofline.at("weight_bytes"), 100000);
+  EXPECT_GE(roofline.at("kv_bytes"), least_kv);
+  EXPECT_LE(roofline.at("kv_bytes"), most_kv);
+  EXPECT_GT(roofline.at("stream_gb_s"), 0);
+  const double bytes =
+      roofline.at("weight_bytes").get<double>() + roofline.at("kv_bytes").get<double>();
+  const double gb_s = bytes / line.at("tpot_ms").at("median").get<double>() * 1e-6;
+  EXPECT_NEAR(roofline.at("gb_s").get<double>(), gb_s, 1e-6 * gb_s);
+  EXPECT_NEAR(roofline.at("share").get<double>(), gb_s / roofline.at("stream_gb_s").get<double>(),
+              1e-6);
+}
+
 TEST_F(CliCommands, BenchDecodePrintsALineForEachPolicyAndDepth) {
   const CliResult r = cli({"bench", "decode", "-m", model(), "--depths", "0,300", "--policies",
                            "full,qevict:window=4,n_local=8", "-n", "5", "-q"});
@@ -134,6 +149,7 @@ TEST_F(CliCommands, BenchDecodePrintsALineForEachPolicyAndDepth) {
     EXPECT_EQ(line.at("bench"), "decode");
     EXPECT_EQ(line.at("batch"), 1);
     EXPECT_EQ(line.at("n"), 5);
+    EXPECT_EQ(line.at("synthetic"), false);
     EXPECT_LE(line.at("tpot_ms").at("min"), line.at("tpot_ms").at("median"));
     EXPECT_LE(line.at("tpot_ms").at("median"), line.at("tpot_ms").at("p95"));
     for (const char* key :
@@ -144,8 +160,55 @@ TEST_F(CliCommands, BenchDecodePrintsALineForEachPolicyAndDepth) {
   EXPECT_EQ(lines[2].at("ctx"), 300);
   EXPECT_EQ(lines[2].at("policy"), "full");
   EXPECT_EQ(lines[2].at("kv_bytes"), 306 * 512);
+  check_roofline(lines[2], 302 * 512, 306 * 512);
   EXPECT_LT(lines[3].at("kv_bytes"), lines[2].at("kv_bytes"));
   EXPECT_EQ(lines[3].at("policy"), "qevict:window=4,n_local=8");
+}
+
+TEST_F(CliCommands, BenchDecodeFillsASyntheticCache) {
+  const CliResult r = cli({"bench", "decode", "-m", model(), "--depths", "3000", "--policies",
+                           "full,qevict", "-n", "5", "-q", "--synthetic-cache"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto lines = r.json_lines();
+  ASSERT_EQ(lines.size(), 2U);
+  for (const json& line : lines) {
+    EXPECT_EQ(line.at("synthetic"), true);
+    EXPECT_FALSE(line.contains("prefill_tok_s"));
+    check_roofline(line, line.at("kv_bytes").get<std::int64_t>() - 8 * 512, line.at("kv_bytes"));
+  }
+  EXPECT_EQ(lines[0].at("kv_bytes"), 3006 * 512);
+  EXPECT_LT(lines[1].at("kv_bytes"), 3006 * 512 / 4);
+}
+
+TEST_F(CliCommands, BenchBatchDecodesSequencesTogether) {
+  for (const bool synthetic : {false, true}) {
+    std::vector<std::string> arguments = {"bench",      "batch",       "-m",  model(), "--batch",
+                                          "3",          "--prompt",    "100", "--gen", "20",
+                                          "--policies", "full,qevict", "-q"};
+    if (synthetic) arguments.emplace_back("--synthetic-cache");
+    const CliResult r = cli(arguments);
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    const auto lines = r.json_lines();
+    ASSERT_EQ(lines.size(), 2U);
+    for (const json& line : lines) {
+      EXPECT_EQ(line.at("bench"), "batch");
+      EXPECT_EQ(line.at("ctx"), 100);
+      EXPECT_EQ(line.at("batch"), 3);
+      EXPECT_EQ(line.at("n"), 20);
+      EXPECT_EQ(line.at("synthetic"), synthetic);
+      EXPECT_EQ(line.contains("prefill_tok_s"), !synthetic);
+      EXPECT_EQ(line.at("full_cache_bytes"), 3 * 120 * 512);
+      for (const char* key : {"threads", "tok_s", "attention_ms", "peak_rss_bytes"}) {
+        EXPECT_GT(line.at(key), 0) << key;
+      }
+      // No step takes less than the fastest.
+      EXPECT_LE(line.at("tok_s").get<double>(),
+                3000.0 / line.at("tpot_ms").at("min").get<double>() * 1.0001);
+      check_roofline(line, 3 * 40 * 512, 3 * 120 * 512);
+    }
+    EXPECT_EQ(lines[0].at("kv_bytes"), 3 * 120 * 512);
+    EXPECT_LT(lines[1].at("kv_bytes"), lines[0].at("kv_bytes"));
+  }
 }
 
 TEST_F(CliCommands, BenchPrefillMeasuresPrompts) {
@@ -179,6 +242,10 @@ TEST_F(CliCommands, BenchRefusesDepthsBeyondTheContextBeforeItStarts) {
   EXPECT_EQ(r.exit_code, 2);
   EXPECT_EQ(r.out, "");
   EXPECT_NE(r.err.find("8192"), std::string::npos) << r.err;
+  const CliResult batch =
+      cli({"bench", "batch", "-m", model(), "--prompt", "100", "--gen", "4000"});
+  EXPECT_EQ(batch.exit_code, 2);
+  EXPECT_NE(batch.err.find("--gen"), std::string::npos) << batch.err;
 }
 
 TEST_F(CliCommands, EveryCommandHasHelpWithAnExample) {
@@ -190,7 +257,8 @@ TEST_F(CliCommands, EveryCommandHasHelpWithAnExample) {
                                                           {"policies"},
                                                           {"bench"},
                                                           {"bench", "decode"},
-                                                          {"bench", "prefill"}};
+                                                          {"bench", "prefill"},
+                                                          {"bench", "batch"}};
   for (std::vector<std::string> command : commands) {
     const std::string name = command.empty() ? "qevict" : command.back();
     command.push_back("--help");

@@ -63,11 +63,7 @@ TEST_F(CliErrors, WhatIsNotThereYetSaysSo) {
     all.insert(all.end(), option.begin(), option.end());
     expect_names(run_fails(2, all), {option[0], "not available in this version"});
   }
-  for (const char* bench : {"batch", "kernels"}) {
-    expect_names(fails(2, {"bench", bench, "--batch", "4"}), {bench, "not available"});
-  }
-  expect_names(fails(2, {"bench", "decode", "-m", model(), "--synthetic-cache"}),
-               {"not available"});
+  expect_names(fails(2, {"bench", "kernels", "--isa", "avx2"}), {"kernels", "not available"});
 }
 
 TEST_F(CliErrors, Prompt) {

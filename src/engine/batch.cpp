@@ -72,20 +72,43 @@ std::span<const Result<std::span<const float>>> BatchImpl::decode(
     fail_all(s.error());
     return results_;
   }
-  const std::size_t n_vocab = static_cast<std::size_t>(context_.model->hparams().n_vocab);
   const auto start = std::chrono::steady_clock::now();
-  for (std::size_t row = 0; row < sessions_.size(); ++row) {
-    const std::span<const float> logits(logits_.data() + row * n_vocab, n_vocab);
-    Row& result = results_[index_[row]];
-    if (Status s = sessions_[row]->end_step(logits); !s) {
-      result = std::unexpected(s.error());
-    } else {
-      result = logits;
-    }
-  }
+  if (Status s = finish(); !s) fail_all(s.error());
   routing_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return results_;
+}
+
+void BatchImpl::finish_row(std::size_t row) {
+  const std::size_t n_vocab = static_cast<std::size_t>(context_.model->hparams().n_vocab);
+  const std::span<const float> logits(logits_.data() + row * n_vocab, n_vocab);
+  Row& result = results_[index_[row]];
+  if (Status s = sessions_[row]->end_step(logits); !s) {
+    result = std::unexpected(s.error());
+  } else {
+    result = logits;
+  }
+}
+
+Status BatchImpl::finish() {
+  claimed_ = 0;
+  const auto share = [](void* data, int, int) noexcept {
+    auto& self = *static_cast<BatchImpl*>(data);
+    const std::size_t n = self.sessions_.size();
+    for (std::size_t row = self.claimed_++; row < n; row = self.claimed_++) {
+      if (!self.sessions_[row]->traced()) self.finish_row(row);
+    }
+  };
+  if (sessions_.size() == 1) {
+    share(this, 0, 1);
+  } else if (Status s = context_.forward->on_all_threads(share, this); !s) {
+    return s;
+  }
+  // Whoever traces is told by this thread alone.
+  for (std::size_t row = 0; row < sessions_.size(); ++row) {
+    if (sessions_[row]->traced()) finish_row(row);
+  }
+  return {};
 }
 
 double BatchImpl::routing_seconds() {

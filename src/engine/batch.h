@@ -1,6 +1,7 @@
 // One step of many sessions in one graph.
 #pragma once
 
+#include <atomic>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,9 @@ class BatchImpl final : public Batch {
   // Everything that needs memory before a cache is touched.
   Status reserve();
   void fail_all(const Error& error);
+  // Checks and routes the sequences, shared out over the threads.
+  Status finish();
+  void finish_row(std::size_t row);
 
   SessionContext context_;
   BatchAttention attention_;
@@ -35,7 +39,8 @@ class BatchImpl final : public Batch {
   std::vector<TieredAttention*> attentions_;
   std::vector<TokenId> tokens_;
   std::vector<std::size_t> index_;
-  std::vector<float> logits_;  // [rows][n_vocab]
+  std::vector<float> logits_;            // [rows][n_vocab]
+  std::atomic<std::size_t> claimed_{0};  // rows that finish() has given to a thread
   double routing_seconds_ = 0.0;
 };
 

@@ -51,7 +51,10 @@ class SessionImpl final : public Session {
   CacheStats kv_stats() const override;
   int n_tokens() const override { return cache_->n_tokens(); }
   TokenId pending_token() const override { return pending_; }
-  void set_trace(KvCache::TraceSink sink) override { cache_->set_trace(std::move(sink)); }
+  void set_trace(KvCache::TraceSink sink) override {
+    traced_ = sink != nullptr;
+    cache_->set_trace(std::move(sink));
+  }
   const KvCache& cache() const override { return *cache_; }
   double attention_seconds() override { return attention_.take_seconds(); }
 
@@ -63,8 +66,10 @@ class SessionImpl final : public Session {
   void reserve_step() { attention_.begin_step(); }
   // From here on the cache holds half a step: the session is unusable until end_step() succeeds.
   void begin_step();
-  // Checks what the model computed and routes the cache when it is time.
+  // Checks what the model computed and routes the cache when it is time. May run for distinct
+  // sessions on several threads, if they are not traced.
   Status end_step(std::span<const float> logits);
+  bool traced() const { return traced_; }
   TieredAttention& attention() { return attention_; }
   const SessionContext& context() const { return context_; }
 
@@ -83,6 +88,7 @@ class SessionImpl final : public Session {
   std::vector<float> sampled_;      // logits with bans, for the sampler
   std::vector<float> last_hidden_;  // [n_embd]
   TokenId pending_ = -1;
+  bool traced_ = false;
   bool broken_ = false;  // a step failed half-way: the cache can not be trusted any more
   std::size_t workspace_peak_ = 0;
 };

@@ -44,6 +44,7 @@ class GgmlForward final : public Forward {
   Status head(const float* hidden_row, float* logits) override;
   Status plan_decode(int n_tokens) override;
   Status decode(std::span<const std::int32_t> tokens, Attention& attention, float* logits) override;
+  Status on_all_threads(Work work, void* data) override;
   void release_prompt_workspace() override { block_.release(); }
   int n_threads() const override { return n_threads_; }
   std::size_t workspace_bytes() const override {
@@ -59,6 +60,7 @@ class GgmlForward final : public Forward {
  private:
   Status build_head(const float* hidden_row, float* logits);
   Status build_decode(DecodeGraph& graph, int n_tokens);
+  Status plan_work();
 
   const HParams& h_;
   const Weights& weights_;
@@ -71,6 +73,11 @@ class GgmlForward final : public Forward {
   std::size_t weight_bytes_ = 0;
   Attention* attention_ = nullptr;  // of the call in progress
   SeamCall block_call_;
+  std::optional<GraphRunner> work_;  // a single node that calls work_call_
+  struct WorkCall {
+    Work work = nullptr;
+    void* data = nullptr;
+  } work_call_;
   ggml_tensor* head_input_ = nullptr;
   ggml_tensor* head_logits_ = nullptr;
 };
@@ -153,7 +160,10 @@ Status GgmlForward::plan_decode(int n_tokens) {
   if (!graph) {
     graph.emplace(h_.n_layers * kNodesPerLayer + kNodesOfHead, pool_.get(), n_threads_);
   }
-  return graph->n_tokens == n_tokens ? Status{} : build_decode(*graph, n_tokens);
+  if (graph->n_tokens != n_tokens) {
+    if (Status status = build_decode(*graph, n_tokens); !status) return status;
+  }
+  return plan_work();
 }
 
 Status GgmlForward::decode(std::span<const std::int32_t> tokens, Attention& attention,
@@ -164,6 +174,26 @@ Status GgmlForward::decode(std::span<const std::int32_t> tokens, Attention& atte
   attention_ = &attention;
   graph.logits->data = logits;
   return graph.runner.run();
+}
+
+Status GgmlForward::plan_work() {
+  if (work_) return {};
+  work_.emplace(/*max_nodes=*/2, pool_.get(), n_threads_);
+  const auto call = [](ggml_tensor*, int ith, int nth, void* userdata) {
+    const auto* call = static_cast<const WorkCall*>(userdata);
+    call->work(call->data, ith, nth);
+  };
+  ggml_tensor* node = ggml_custom_4d(work_->begin(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, call,
+                                     GGML_N_TASKS_MAX, &work_call_);
+  Status status = work_->finish(node);
+  if (!status) work_.reset();
+  return status;
+}
+
+Status GgmlForward::on_all_threads(Work work, void* data) {
+  if (Status status = plan_work(); !status) return status;
+  work_call_ = {work, data};
+  return work_->run();
 }
 
 }  // namespace

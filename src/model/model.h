@@ -79,9 +79,13 @@ class Forward {
   Status decode(std::int32_t token, Attention& attention, float* logits) {
     return decode(std::span<const std::int32_t>(&token, 1), attention, logits);
   }
-  // Builds the graph of n tokens now, if it is not there, so that decode() can not fail for want of
-  // memory.
+  // Builds the graph of n tokens now, if it is not there, so that neither decode() nor
+  // on_all_threads() can fail for want of memory.
   virtual Status plan_decode(int n_tokens) = 0;
+  // Calls work(data, ith, nth) on every thread of the pool at once and waits for all of them.
+  // Errors: Runtime, as decode().
+  using Work = void (*)(void* data, int ith, int nth) noexcept;
+  virtual Status on_all_threads(Work work, void* data) = 0;
   // Gives the memory of the last prompt's graphs back; the next layer() allocates it again.
   virtual void release_prompt_workspace() = 0;
   virtual int n_threads() const = 0;
