@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -168,6 +169,41 @@ TEST_F(ForwardTest, DecodeDoesNotAllocateAfterTheFirstCall) {
   EXPECT_EQ(allocations, before);
   EXPECT_EQ(f->workspace_bytes(), workspace);
   EXPECT_GT(workspace, 0U);
+}
+
+TEST_F(ForwardTest, SeveralTokensGiveEachTheRowItHasAlone) {
+  auto f = forward(2);
+  const HParams& h = model().hparams();
+  const std::size_t n_vocab = static_cast<std::size_t>(h.n_vocab);
+  const std::vector<TokenId> all = tokens(5);
+  EXPECT_EQ(f->weight_bytes(), 0U);
+  for (const int n : {1, 5, 2, 5}) {
+    NoAttention none(n * h.n_heads * h.head_dim);
+    std::vector<float> logits(n * n_vocab), alone(n_vocab);
+    ASSERT_TRUE(f->decode(std::span(all).first(n), none, logits.data()));
+    NoAttention one(h.n_heads * h.head_dim);
+    for (int i = 0; i < n; ++i) {
+      ASSERT_TRUE(f->decode(all[i], one, alone.data()));
+      expect_close(std::span(logits).subspan(i * n_vocab, n_vocab), alone);
+    }
+    // Whatever the number of rows, the weights are read once: all but the embeddings, which are the
+    // output's too.
+    EXPECT_EQ(f->weight_bytes(), static_cast<std::size_t>(h.weight_bytes));
+    const long before = allocations;
+    ASSERT_TRUE(f->decode(std::span(all).first(n), none, logits.data()));
+    EXPECT_EQ(allocations, before);
+  }
+}
+
+TEST_F(ForwardTest, CallsWorkOnEveryThread) {
+  auto f = forward(3);
+  std::array<std::atomic<int>, 3> calls{};
+  const auto work = [](void* data, int ith, int nth) noexcept {
+    EXPECT_EQ(nth, 3);
+    ++(*static_cast<std::array<std::atomic<int>, 3>*>(data))[static_cast<std::size_t>(ith)];
+  };
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(f->on_all_threads(work, &calls));
+  for (const auto& n : calls) EXPECT_EQ(n, 2);
 }
 
 TEST_F(ForwardTest, RefusesTokensOutsideTheVocabulary) {
