@@ -248,6 +248,14 @@ TEST_F(CliCommands, BenchRefusesDepthsBeyondTheContextBeforeItStarts) {
   EXPECT_NE(batch.err.find("--gen"), std::string::npos) << batch.err;
 }
 
+TEST_F(CliCommands, BenchGoesAsDeepAsTheMeasuredStepsAllow) {
+  const CliResult r = cli({"bench", "decode", "-m", model(), "--depths", "4k", "-n", "5",
+                           "--policies", "qevict", "--synthetic-cache"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.json().at("ctx"), 4096 - 6);
+  EXPECT_NE(r.err.find("4090"), std::string::npos) << r.err;
+}
+
 TEST_F(CliCommands, EveryCommandHasHelpWithAnExample) {
   const std::vector<std::vector<std::string>> commands = {{},
                                                           {"run"},

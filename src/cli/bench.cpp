@@ -94,6 +94,26 @@ int tokens_needed(const BenchArgs& args, int depth) {
   return 0;
 }
 
+// Refuses what the context cannot hold. "32K" of a context of 32K is as deep as the measured steps
+// allow.
+Status fit_depths(BenchArgs& args, const Engine& engine, const Console& console) {
+  for (int& depth : args.depths) {
+    const int needed = tokens_needed(args, depth);
+    const int too_many = needed - engine.ctx_size();
+    if (too_many <= 0) continue;
+    const bool lowered = args.kind == BenchKind::Decode && depth <= engine.ctx_size();
+    if (!lowered || depth <= too_many) {
+      return bad_input(fmt::format("depth {} needs {} tokens, the context has {} ({}): lower it",
+                                   depth, needed, engine.ctx_size(),
+                                   args.kind == BenchKind::Batch ? "--prompt, --gen" : "--depths"));
+    }
+    console.warn(fmt::format("depth {} leaves no room for {} steps in the context of {}: using {}",
+                             depth, args.n + 1, engine.ctx_size(), depth - too_many));
+    depth -= too_many;
+  }
+  return {};
+}
+
 Result<int> bench(BenchArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
   join_parameters(args.policies);
@@ -101,14 +121,7 @@ Result<int> bench(BenchArgs& args) {
   const Console console(args.common.quiet);
   const auto engine = load_engine(args.common, console);
   if (!engine) return std::unexpected(engine.error());
-  for (const int depth : args.depths) {
-    const int needed = tokens_needed(args, depth);
-    if (needed > (*engine)->ctx_size()) {
-      return bad_input(fmt::format("depth {} needs {} tokens, the context has {} ({}): lower it",
-                                   depth, needed, (*engine)->ctx_size(),
-                                   args.kind == BenchKind::Batch ? "--prompt, --gen" : "--depths"));
-    }
-  }
+  if (Status s = fit_depths(args, **engine, console); !s) return std::unexpected(s.error());
   return run_cells(args, **engine, console);
 }
 

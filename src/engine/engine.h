@@ -114,7 +114,7 @@ class Batch {
   // engine. Result i is what Session::decode would have returned: the logits [n_vocab], valid until
   // the next call, or the error of that session, which leaves the others alone. Sessions may join
   // and leave between two calls. No allocation while the number of sessions stays the same, except
-  // in routing events.
+  // in routing events and right after one that made a cache larger than ever.
   virtual std::span<const Result<std::span<const float>>> decode(
       std::span<const BatchInput> inputs) = 0;
   // Since the last call: attention of all sequences on the first thread, and routing of all.
