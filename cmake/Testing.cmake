@@ -30,7 +30,7 @@ add_library(qevict_test_models STATIC ${CMAKE_CURRENT_SOURCE_DIR}/tests/gguf_wri
 target_include_directories(qevict_test_models PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
 target_link_libraries(qevict_test_models PUBLIC qevict_flags llama qevict_ggml)
 
-foreach(layer base kernels kv policies attention model engine cli)
+foreach(layer base kernels kv policies attention model engine eval cli)
   file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/*_test.cpp)
   if(tests)
     add_executable(${layer}_test ${tests})
@@ -54,7 +54,7 @@ file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
 foreach(test ${tests})
   get_filename_component(name ${test} NAME_WE)
   add_executable(${name} ${test})
-  target_link_libraries(${name} PRIVATE qevict_engine qevict_test_models
+  target_link_libraries(${name} PRIVATE qevict_eval qevict_test_models
                                         nlohmann_json::nlohmann_json GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE QEVICT_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
