@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "eval/recall_model.h"
 #include "gguf_writer.h"
 
 namespace qevict {
@@ -83,6 +84,12 @@ class CliTest : public ::testing::Test {
   std::string make_model(const TinyModel& tiny, const std::string& name = "tiny.gguf") const {
     EXPECT_EQ(write_tiny_model(path(name), tiny), "");
     return path(name);
+  }
+
+  // The model that answers questions about facts in its prompt (tools/recall_model).
+  std::string recall_model() const {
+    const auto bytes = recall_model_bytes();
+    return write("recall.gguf", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
 
   CliResult cli(const std::vector<std::string>& arguments, const CliSetup& setup = {}) const {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "cli_runner.h"
+#include "eval/recall_task.h"
 
 namespace qevict {
 namespace {
@@ -34,6 +35,32 @@ TEST_F(CliRun, PrintsTheTextAndClosesWithASummaryOnStderr) {
   }
   // Not a terminal: no progress bar, no colour.
   EXPECT_EQ(r.err.find_first_of("\r\x1b"), std::string::npos);
+}
+
+// Facts far back in the prompt, asked through the program's own options.
+TEST_F(CliRun, AnswersFromFullAndCompressedCaches) {
+  RecallShape shape;
+  shape.n_tokens = 700;
+  RecallPrompt prompt = make_recall_prompt(shape);
+  const std::vector<std::vector<std::string>> caches = {
+      {"--policy", "full"},
+      {"--kv-budget", "0.9", "--quant-share", "1", "--quant-bits", "4"},
+      {"--policy", "qevict:kv_budget=0.9,quant_share=1,n_local=8", "--batch-size", "128"}};
+  const std::string model = recall_model();
+  for (int i = 0; i < 3; ++i) {
+    const RecallFact& fact = prompt.facts[i];
+    std::vector<TokenId> ids = prompt.tokens;
+    ids.insert(ids.end(), {RecallVocabulary::kAsk, fact.key});
+    const std::string file = write("ids.json", json(ids).dump());
+    for (const std::vector<std::string>& cache : caches) {
+      std::vector<std::string> all = {"run", "-m", model, "--prompt-tokens", file,
+                                      "-n",  "2",  "-q",  "--json"};
+      all.insert(all.end(), cache.begin(), cache.end());
+      const CliResult r = cli(all);
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      EXPECT_EQ(r.json().at("tokens"), json({fact.values[0], fact.values[1]})) << cache[1];
+    }
+  }
 }
 
 TEST_F(CliRun, QuietSaysNothingOnStderr) {

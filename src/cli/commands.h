@@ -20,6 +20,7 @@ void add_pull_command(CLI::App& app, int& exit_code);
 void add_policies_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);
 void add_perplexity_command(CLI::App& app, int& exit_code);
+void add_demo_command(CLI::App& app, int& exit_code);
 
 // The file of a model's name or path; a known name that was not fetched yet is an error that says
 // so.
