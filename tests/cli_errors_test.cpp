@@ -50,15 +50,15 @@ TEST_F(CliErrors, CommandLine) {
   expect_names(run_fails(2, {"-p", "a", "stray"}), {"stray"});
   expect_names(run_fails(2, {"-p", "a", "--top-p", "1.5"}), {"--top-p"});
   run_fails(2, {"-p"});
+  expect_names(run_fails(2, {"-p", "a", "--attention", "fast"}),
+               {"--attention", "fused", "materialised"});
   run_fails(2, {"-p", "a", "--stop", ""});
   expect_names(run_fails(2, {"-p", "a"}, {.environment = {"QEVICT_N_PREDICT=x"}}), {"x"});
 }
 
 TEST_F(CliErrors, WhatIsNotThereYetSaysSo) {
   for (const std::vector<std::string>& option :
-       {std::vector<std::string>{"--attention", "materialised"},
-        {"--save-cache", path("c")},
-        {"--load-cache", path("c")}}) {
+       {std::vector<std::string>{"--save-cache", path("c")}, {"--load-cache", path("c")}}) {
     std::vector<std::string> all = {"-p", "a"};
     all.insert(all.end(), option.begin(), option.end());
     expect_names(run_fails(2, all), {option[0], "not available in this version"});

@@ -188,6 +188,22 @@ TEST_F(CliRun, AFullBudgetGivesTheFullCachesTokens) {
   EXPECT_EQ(full.at("kv").at("resident_bytes"), full.at("kv").at("full_cache_bytes"));
 }
 
+TEST_F(CliRun, MaterialisedAttentionGivesTheSameTokensAndSaysSo) {
+  const std::vector<std::string> base = {"run",         "-m", model(), "-p",
+                                         long_text(60), "-n", "24",    "--json"};
+  for (const char* policy : {"full", "qevict"}) {
+    nlohmann::json json[2];
+    for (const bool fused : {false, true}) {
+      std::vector<std::string> all = base;
+      all.insert(all.end(), {"--policy", policy, "--attention", fused ? "fused" : "materialised"});
+      json[fused] = cli(all).json();
+      EXPECT_EQ(json[fused]["attention"], fused ? "fused" : "materialised");
+    }
+    EXPECT_EQ(json[0]["tokens"], json[1]["tokens"]);
+    EXPECT_EQ(json[0]["kv"]["resident_bytes"], json[1]["kv"]["resident_bytes"]);
+  }
+}
+
 TEST_F(CliRun, WritesATraceLineForEveryEventAndLayer) {
   const std::string file = path("trace.jsonl");
   const CliResult r = cli(compressed({"--trace", file, "--json"}));

@@ -41,7 +41,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 def check_file(relative, layer):
     """Yields one message for each include of a file that its layer may not have."""
-    is_test = relative.endswith("_test.cpp") or relative.startswith("tests/")
+    is_test = relative.endswith(("_test.cpp", "_test.h")) or relative.startswith("tests/")
     with open(os.path.join(ROOT, relative), encoding="utf-8") as source:
         lines = source.readlines()
     for number, line in enumerate(lines, 1):

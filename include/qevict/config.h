@@ -44,6 +44,7 @@ struct CacheConfig {
   bool promotion = true;
   bool quantized_accessible = true;  // false: ablation, the Quantized tier is not attended to
   bool strict_budget = false;        // reserve the tokens that wait for routing beforehand
+  bool fused_attention = true;       // false: separate passes over a dense copy (for comparison)
 
   Status validate() const;
 };

@@ -57,6 +57,7 @@ void TieredAttention::begin_layer(int layer) {
       cache.recent().read(r, h, k_rows_.data() + at, v_rows_.data() + at);
     }
   }
+  if (materialised_) materialised_->begin_layer(layer, n_rows_capacity_, max_block_);
   const int n_full = cache.full().size();
   const int n_quantized = uses_quantized(cache) ? cache.quantized().size() : 0;
   const int full_groups = ceil_div(n_full, kLanes);
@@ -73,11 +74,14 @@ void TieredAttention::begin_layer(int layer) {
   // Kernels may write whole groups of lanes, the region's last one included.
   mass_stride_ = (full_groups + quantized_groups + ceil_div(region_windows, kLanes)) * kLanes;
   if (want_mass_) {
-    const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
-    item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
     mass_full_.assign(n_full, 0.0);
     mass_quantized_.assign(cache.quantized().size(), 0.0);
     mass_region_.assign(region_windows, 0.0);
+  }
+  if (materialised_) return note_peak();
+  if (want_mass_) {
+    const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
+    item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
   }
   const std::size_t scratch =
       prefill_scratch_bytes(g, full_groups, quantized_groups, n_rows_capacity_);
@@ -126,7 +130,7 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
 
 void TieredAttention::attend_prompt(int layer, float* out, int ith) noexcept {
   const int tiles = ceil_div(block_tokens_, kPrefillTile);
-  const int items = geometry_.n_kv_heads * tiles;
+  const int items = materialised_ ? materialised_->prompt_items() : geometry_.n_kv_heads * tiles;
   Progress& progress = progress_[layer];
   // Last tiles first: they see the most keys, and the short ones then fill the gaps.
   for (int i = progress.claimed.fetch_add(1); i < items; i = progress.claimed.fetch_add(1)) {
@@ -137,7 +141,18 @@ void TieredAttention::attend_prompt(int layer, float* out, int ith) noexcept {
   }
 }
 
+MaterialisedAttention::PromptBlock TieredAttention::prompt_block() const {
+  return {q_.data(),
+          block_tokens_,
+          k_rows_.data(),
+          v_rows_.data(),
+          n_rows_capacity_,
+          n_sink_rows_,
+          n_prefix_rows_ + block_first_};
+}
+
 void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) noexcept {
+  if (materialised_) return materialised_->run_prompt_head(prompt_block(), item, out, ith);
   const Geometry& g = geometry_;
   const LayerCache& cache = cache_.layer(layer);
   const int kv_head = item % g.n_kv_heads;
@@ -174,6 +189,10 @@ void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) 
 
 // Adds the items' column sums in item order: the same bits whoever computed them.
 void TieredAttention::sum_prompt_mass(int layer) noexcept {
+  if (materialised_) {
+    return materialised_->add_prompt_mass(layer, prompt_block(), mass_full_, mass_quantized_,
+                                          mass_region_);
+  }
   const Geometry& g = geometry_;
   const LayerCache& cache = cache_.layer(layer);
   const int tiles = ceil_div(block_tokens_, kPrefillTile);
@@ -221,6 +240,7 @@ void TieredAttention::end_prompt() {
   prefix_phases_.release();
   item_mass_.release();
   thread_scratch_.release();
+  if (materialised_) materialised_->end_prompt();
 }
 
 }  // namespace qevict

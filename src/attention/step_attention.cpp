@@ -43,6 +43,10 @@ void TieredAttention::begin_step() {
   }
   const std::size_t heads = g.n_heads;
   q_.reserve(heads * g.head_dim);
+  if (materialised_) {
+    materialised_->begin_step();
+    return note_peak();
+  }
   q_back_.reserve(heads * g.head_dim * g.window);
   partial_o_.reserve(items * heads * g.head_dim);
   partial_m_.reserve(items * heads);

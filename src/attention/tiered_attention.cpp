@@ -25,6 +25,10 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
   }
   step_cos_.resize(pairs);
   step_sin_.resize(pairs);
+  if (!cache.config().fused_attention) {
+    materialised_ =
+        std::make_unique<MaterialisedAttention>(cache, kernels, n_threads, back_cos_, back_sin_);
+  }
 }
 
 void TieredAttention::prepare(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
@@ -33,6 +37,7 @@ void TieredAttention::prepare(int layer, const QkvBlock& qkv, int ith, int nth) 
     prepare_prompt(layer, qkv, ith, nth);
   } else {
     prepare_step(layer, qkv, ith, nth);
+    if (materialised_ && ith == 0) materialised_->order_windows(layer);
   }
   if (ith == 0) {
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -44,6 +49,9 @@ void TieredAttention::attend(int layer, float* out, int ith, int nth) noexcept {
   QE_DCHECK(nth <= n_threads_);
   if (in_prompt_) {
     attend_prompt(layer, out, ith);
+  } else if (materialised_) {
+    materialised_->attend_step(layer, q_.data(), out, ith,
+                               {progress_[layer].claimed, progress_[layer].finished});
   } else {
     attend_step(layer, out, ith);
   }
@@ -59,11 +67,13 @@ double TieredAttention::take_seconds() {
 }
 
 bool TieredAttention::uses_quantized(const LayerCache& layer) const {
+  if (materialised_) return false;  // it reads the tier itself, as rows
   return cache_.config().quantized_accessible && layer.quantized().size() > 0;
 }
 
 std::size_t TieredAttention::workspace_bytes() const {
-  return q_.bytes() + thread_scratch_.bytes() + k_rows_.bytes() + v_rows_.bytes() +
+  const std::size_t materialised = materialised_ ? materialised_->workspace_bytes() : 0;
+  return materialised + q_.bytes() + thread_scratch_.bytes() + k_rows_.bytes() + v_rows_.bytes() +
          prefix_phases_.bytes() + item_mass_.bytes() + q_back_.bytes() + partial_o_.bytes() +
          partial_m_.bytes() + partial_l_.bytes() + window_sum_.bytes() + group_max_.bytes() +
          token_sum_.bytes() + (cos_.capacity() + sin_.capacity()) * sizeof(float);

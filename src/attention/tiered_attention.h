@@ -9,6 +9,9 @@
 // item leaves a partial softmax state, and whoever finishes last merges them in item order. So
 // results have the same bits for any number of threads. Thread safety: prepare() and attend() are
 // called by all threads of one pool; the rest by the owner.
+//
+// With CacheConfig::fused_attention off the same calls compute attention in separate passes over a
+// dense copy (materialised_attention.h).
 #pragma once
 
 #include <atomic>
@@ -18,6 +21,7 @@
 
 #include "attention/aligned_buffer.h"
 #include "attention/attention.h"
+#include "attention/materialised_attention.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 
@@ -57,6 +61,7 @@ class TieredAttention final : public Attention {
   void prepare_step(int layer, const QkvBlock& qkv, int ith, int nth) noexcept;
   void attend_prompt(int layer, float* out, int ith) noexcept;
   void attend_step(int layer, float* out, int ith) noexcept;
+  MaterialisedAttention::PromptBlock prompt_block() const;
   void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
   void sum_prompt_mass(int layer) noexcept;
   void run_step_item(int layer, int item, int ith) noexcept;
@@ -84,6 +89,7 @@ class TieredAttention final : public Attention {
     std::atomic<int> claimed{0}, finished{0};
   };
   std::unique_ptr<Progress[]> progress_;
+  std::unique_ptr<MaterialisedAttention> materialised_;  // null: fused
   std::atomic<int> nonfinite_layer_{-1};
   double seconds_ = 0.0;
 

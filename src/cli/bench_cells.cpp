@@ -60,6 +60,7 @@ void end_line(const BenchArgs& args, const BenchCell& cell, const Engine& engine
   if (args.kind != BenchKind::Prefill) line["synthetic"] = args.synthetic_cache;
   line["kv_budget"] = cell.config.budget.to_string();
   line["isa"] = active_kernels().name;
+  line["attention"] = attention_name(cell.config.fused_attention);
   line["model"] = engine.model().path();
 }
 

@@ -71,6 +71,8 @@ Json kv_json(const CacheStats& s) {
           {"evictions", s.evictions}};
 }
 
+const char* attention_name(bool fused) { return fused ? "fused" : "materialised"; }
+
 Json run_json(const GenerateResult& result, const RunContext& context) {
   Json json = {{"model", context.model},
                {"policy", context.policy},
@@ -89,6 +91,7 @@ Json run_json(const GenerateResult& result, const RunContext& context) {
   json["rss_after_load_bytes"] = context.rss_after_load_bytes;
   json["rss_after_prefill_bytes"] = result.rss_after_prefill_bytes;
   json["isa"] = context.isa;
+  json["attention"] = attention_name(context.fused_attention);
   json["threads"] = context.n_threads;
   json["ctx_size"] = context.ctx_size;
   json["warnings"] = result.warnings;

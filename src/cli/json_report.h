@@ -25,7 +25,11 @@ struct RunContext {
   int n_threads = 0;
   int ctx_size = 0;
   std::int64_t rss_after_load_bytes = 0;
+  bool fused_attention = true;
 };
+
+// "fused" or "materialised", as --attention has it.
+const char* attention_name(bool fused);
 
 Json run_json(const GenerateResult& result, const RunContext& context);
 Json kv_json(const CacheStats& stats);

@@ -80,6 +80,13 @@ Status set_accessible(CacheConfig& c, const std::string& t) {
 Status set_strict(CacheConfig& c, const std::string& t) {
   return parse_bool("strict_budget", t, c.strict_budget);
 }
+Status set_attention(CacheConfig& c, const std::string& t) {
+  if (t != "fused" && t != "materialised") {
+    return bad_input(fmt::format("'{}' (--attention): use fused or materialised", t));
+  }
+  c.fused_attention = t == "fused";
+  return {};
+}
 
 constexpr CacheOption kCacheOptions[] = {
     {"kv_budget", "--kv-budget", "BUDGET",
@@ -101,6 +108,9 @@ constexpr CacheOption kCacheOptions[] = {
      "ablation: Quantized windows are not attended to", set_accessible},
     {"strict_budget", "--strict-budget", "", "also reserve what waits for the next routing",
      set_strict},
+    {"attention", "--attention", "fused|materialised",
+     "materialised: scores in memory over a dense copy of the cache, for comparison [fused]",
+     set_attention},
 };
 
 // What a flag sets its key to: the two that take something away name it so.
@@ -229,9 +239,6 @@ void add_cache_options(CLI::App& app, CommonOptions& o, std::string_view skipped
         ->envname(environment_name(row.flag))
         ->group(group);
   }
-  app.add_option("--attention", o.attention, "how attention is computed [fused]")
-      ->type_name("fused|materialised")
-      ->group(group);
 }
 
 void add_sampling_options(CLI::App& app, CommonOptions& o) {
@@ -319,10 +326,6 @@ Status finish_options(CommonOptions& o) {
     if (Status s = row->set(o.cache, text); !s) return s;
   }
   if (Status s = apply_policy(o.policy_text, o.cache); !s) return s;
-  if (o.attention == "materialised") return not_available("--attention materialised");
-  if (o.attention != "fused") {
-    return bad_input(fmt::format("'{}' (--attention): use fused or materialised", o.attention));
-  }
   if (std::ranges::find(o.generate.stop, "") != o.generate.stop.end()) {
     return bad_input("the stop text is empty (--stop): give at least one character");
   }

@@ -40,7 +40,6 @@ struct CommonOptions {
 
   // As typed; finish_options() turns them into `cache`.
   std::string policy_text = "qevict";
-  std::string attention = "fused";
   std::vector<std::pair<const CacheOption*, std::string>> typed;
 };
 

@@ -182,7 +182,7 @@ Result<int> run(RunArgs& args) {
   RunContext context{
       (*engine)->model().path(), args.common.policy_text, args.common.cache.budget.to_string(),
       active_kernels().name,     (*engine)->load_ms(),    (*engine)->n_threads(),
-      (*engine)->ctx_size(),     resident_set_bytes()};
+      (*engine)->ctx_size(),     resident_set_bytes(),    args.common.cache.fused_attention};
   Output output;
   const Result<GenerateResult> result = generate(args, *prepared, **engine, console, output);
   if (!result) return std::unexpected(result.error());

@@ -54,7 +54,9 @@ SessionImpl::SessionImpl(SessionContext context, std::unique_ptr<KvCache> cache)
       logits_(context.model->hparams().n_vocab),
       last_hidden_(context.model->hparams().n_embd) {}
 
-CacheStats SessionImpl::kv_stats() const { return collect_stats(*cache_, workspace_peak_); }
+CacheStats SessionImpl::kv_stats() const {
+  return collect_stats(*cache_, std::max(workspace_peak_, attention_.workspace_peak_bytes()));
+}
 
 Status SessionImpl::check_finite(std::span<const float> logits) {
   bool finite = true;  // no early return, so that the loop is vectorised

@@ -22,7 +22,8 @@ constexpr KernelTable kReference = {"reference",
                                     reference_attend_recent,
                                     reference_rotate_queries_back,
                                     reference_window_phases,
-                                    reference_prefill_tile};
+                                    reference_prefill_tile,
+                                    &kReferenceDenseOps};
 
 // The tables that this CPU and build have, slowest first.
 struct Tables {
@@ -49,14 +50,16 @@ void add_simd_tables(Tables& tables) {
     if ((supported & isa.target) == 0) continue;
     const AttendOps* attend = attend_ops_for_target(isa.target);
     const PrefillOps* prefill = prefill_ops_for_target(isa.target);
-    if (attend == nullptr || prefill == nullptr) continue;
+    const DenseOps* dense = dense_ops_for_target(isa.target);
+    if (attend == nullptr || prefill == nullptr || dense == nullptr) continue;
     tables.table[tables.n++] = {isa.name,
                                 attend->attend_full,
                                 attend->attend_quantized,
                                 attend->attend_recent,
                                 attend->rotate_queries_back,
                                 attend->window_phases,
-                                prefill->prefill_tile};
+                                prefill->prefill_tile,
+                                dense};
     emulated = tables.table[tables.n - 1];
     emulated.name = "emulated_tiles";
     emulated.prefill_tile = prefill->prefill_tile_emulated;

@@ -124,6 +124,8 @@ inline constexpr int kPrefillTile = 32;
 std::size_t prefill_scratch_bytes(const Geometry& g, int n_full_groups, int n_quantized_groups,
                                   int n_rows);
 
+struct DenseOps;  // kernels/dense.h
+
 struct KernelTable {
   const char* name;  // "reference", "sse4", "avx2", "avx512", "amx" (prompts on matrix tiles)
   void (*attend_full)(const AttendFullParams&) noexcept;
@@ -137,6 +139,7 @@ struct KernelTable {
   void (*window_phases)(const WindowPhases&, const std::int32_t* windows, int lanes,
                         float* out) noexcept;
   void (*prefill_tile)(const PrefillParams&) noexcept;
+  const DenseOps* dense;  // un-fused passes
 };
 
 // The scalar specification.

@@ -113,7 +113,7 @@ HWY_INLINE VF exp2_nonpositive(VF x) {
 constexpr float kLazyRange = 8.0F;
 
 // Raises the reference maximum of a row and rescales what was summed under the old one.
-HWY_NOINLINE void raise_maximum(float new_max, float* m, float* l, float* o, int d_pad) {
+inline HWY_NOINLINE void raise_maximum(float new_max, float* m, float* l, float* o, int d_pad) {
   const DF d;
   const VF scale = hn::Set(d, std::exp2(*m - new_max));  // 0 for the first panel, m = -inf
   for (int i = 0; i < kLanes; i += kN) hn::Store(hn::Mul(hn::Load(d, l + i), scale), d, l + i);

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "kernels/dense.h"
 #include "kernels/kernels.h"
 
 namespace qevict {
@@ -44,10 +45,20 @@ struct PrefillOps {
   std::int64_t target = 0;  // as above
 };
 
-// attend_simd.cpp, prefill_simd.cpp: the functions for exactly this Highway target (HWY_SSE4,
-// HWY_AVX2, HWY_AVX3); null when the build lacks it. The caller knows that the CPU has it.
+struct TargetDenseOps {
+  DenseOps ops;
+  std::int64_t target = 0;  // as above
+};
+
+// attend_simd.cpp, prefill_simd.cpp, dense_simd.cpp: the functions for exactly this Highway target
+// (HWY_SSE4, HWY_AVX2, HWY_AVX3); null when the build lacks it. The caller knows that the CPU has
+// it.
 const AttendOps* attend_ops_for_target(std::int64_t hwy_target);
 const PrefillOps* prefill_ops_for_target(std::int64_t hwy_target);
+const DenseOps* dense_ops_for_target(std::int64_t hwy_target);
+
+// dense_reference.cpp.
+extern const DenseOps kReferenceDenseOps;
 
 // prefill_reference.cpp.
 void reference_prefill_tile(const PrefillParams& p) noexcept;
