@@ -1,4 +1,6 @@
 // The other commands from outside: chat, info, policies, bench, help and version.
+#include <set>
+
 #include "cli_runner.h"
 
 namespace qevict {
@@ -235,6 +237,40 @@ TEST_F(CliCommands, BenchReportsThePeakMemoryOfEachCellAlone) {
   const auto lines = r.json_lines();
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_LT(lines[1].at("peak_rss_bytes"), lines[0].at("peak_rss_bytes"));
+}
+
+TEST_F(CliCommands, BenchKernelsMeasuresEveryFormatAndSetBesideGgml) {
+  const CliResult r = cli({"bench", "kernels", "--hot", "--head-dim", "32", "--group", "2",
+                           "--tokens", "512", "--prefill-tokens", "40", "-n", "2", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  std::set<std::string> sets;
+  std::set<std::string> decoded;  // format/set
+  for (const json& line : r.json_lines()) {
+    EXPECT_EQ(line.at("bench"), "kernels");
+    EXPECT_EQ(line.at("n"), 2);
+    const std::string isa = line.at("isa");
+    if (line.at("kernel") == "prefill") {
+      EXPECT_GT(line.at("gflop_s").at("median"), 0);
+      sets.insert(isa);
+      continue;
+    }
+    decoded.insert(line.at("format").get<std::string>() + "/" + isa);
+    EXPECT_GT(line.at("ns_per_token_head").at("min"), 0);
+    EXPECT_GT(line.at("gb_s"), 0);
+    EXPECT_GT(line.at("roofline_share"), 0);
+    if (isa == "ggml") {
+      EXPECT_EQ(line.at("bytes_per_token_head"), 128);
+    } else {
+      EXPECT_GT(line.at("times_faster_than_ggml"), 0);
+    }
+  }
+  EXPECT_FALSE(sets.empty());
+  EXPECT_TRUE(decoded.contains("f16/ggml"));
+  for (const std::string& isa : sets) {
+    for (const char* format : {"full/", "int2/", "int4/"}) {
+      EXPECT_TRUE(decoded.contains(format + isa)) << format << isa;
+    }
+  }
 }
 
 TEST_F(CliCommands, BenchRefusesDepthsBeyondTheContextBeforeItStarts) {

@@ -63,7 +63,10 @@ TEST_F(CliErrors, WhatIsNotThereYetSaysSo) {
     all.insert(all.end(), option.begin(), option.end());
     expect_names(run_fails(2, all), {option[0], "not available in this version"});
   }
-  expect_names(fails(2, {"bench", "kernels", "--isa", "avx2"}), {"kernels", "not available"});
+  expect_names(fails(2, {"bench", "kernels", "--isa", "mmx"}), {"--isa", "mmx", "reference"});
+  expect_names(fails(2, {"bench", "kernels", "--formats", "int1"}), {"--formats", "int2"});
+  expect_names(fails(2, {"bench", "kernels", "--hot", "--cold"}), {"--hot", "--cold"});
+  expect_names(fails(2, {"bench", "kernels", "--head-dim", "30"}), {"--head-dim"});
 }
 
 TEST_F(CliErrors, Prompt) {

@@ -190,15 +190,6 @@ void add_kind(CLI::App& parent, const KindInfo& kind, int& exit_code) {
   });
 }
 
-// Named by the contract; comes later.
-void add_missing(CLI::App& parent, const std::string& name, int& exit_code) {
-  CLI::App* command = parent.add_subcommand(name, "not available in this version")->group("");
-  command->allow_extras();
-  command->callback([name, &exit_code] {
-    exit_code = report_error(not_available("qevict bench " + name).error());
-  });
-}
-
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
@@ -206,7 +197,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->require_subcommand(1);
   command->footer("Example:\n  qevict bench decode --depths 0,4K --policies full,qevict -n 32");
   for (const KindInfo& kind : kKinds) add_kind(*command, kind, exit_code);
-  add_missing(*command, "kernels", exit_code);
+  add_bench_kernels(*command, exit_code);
 }
 
 }  // namespace qevict::cli

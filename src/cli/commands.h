@@ -19,6 +19,7 @@ void add_info_command(CLI::App& app, int& exit_code);
 void add_pull_command(CLI::App& app, int& exit_code);
 void add_policies_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);
+void add_bench_kernels(CLI::App& bench, int& exit_code);  // a subcommand of `bench`
 void add_perplexity_command(CLI::App& app, int& exit_code);
 void add_demo_command(CLI::App& app, int& exit_code);
 
