@@ -106,14 +106,13 @@ TierScene::TierScene(const KernelShape& shape, const TierFormat& format, std::si
 
   const std::size_t heads = g_.group_size();
   fill_normal(q_, heads * g_.head_dim, 1.0F / std::sqrt(static_cast<float>(g_.head_dim)), 99);
-  q_back_.resize(q_.size() * g_.window);
-  std::vector<float> cos(static_cast<std::size_t>(g_.window) * g_.head_dim / 2);
-  std::vector<float> sin(cos.size());
+  q_back_.resize(2 * q_.size() * g_.window);  // twice: room for what a table packs beside them
+  cos_.resize(static_cast<std::size_t>(g_.window) * g_.head_dim / 2);
+  sin_.resize(cos_.size());
   for (int j = 0; j < g_.window; ++j) {
-    rope_angles(rope_, j, &cos[static_cast<std::size_t>(j) * g_.head_dim / 2],
-                &sin[static_cast<std::size_t>(j) * g_.head_dim / 2]);
+    rope_angles(rope_, j, &cos_[static_cast<std::size_t>(j) * g_.head_dim / 2],
+                &sin_[static_cast<std::size_t>(j) * g_.head_dim / 2]);
   }
-  reference_kernels().rotate_queries_back(g_, q_.data(), cos.data(), sin.data(), q_back_.data());
   item_phases_.resize(static_cast<std::size_t>(kItemGroups) * g_.head_dim * kLanes);
   o_.resize(heads * g_.head_dim);
   m_.resize(heads);
@@ -141,6 +140,9 @@ void TierScene::compute_phases(const KernelTable& kernels) {
 void TierScene::attend(const KernelTable& kernels) {
   const SoftmaxState state{o_.data(), m_.data(), l_.data()};
   const GroupMass mass{window_sum_.data(), group_max_.data(), 1.0F};
+  if (format_.quantized) {
+    kernels.rotate_queries_back(g_, q_.data(), cos_.data(), sin_.data(), q_back_.data());
+  }
   for (std::size_t i = 0; i < groups_.size(); i += kItemGroups) {
     if (format_.quantized) phases_of_item(kernels, i);
     for (int head = 0; head < g_.n_kv_heads; ++head) {

@@ -56,7 +56,7 @@ class TierScene {
   std::vector<std::unique_ptr<std::uint8_t[], Free>> buffers_;
   std::vector<GroupRef> groups_;
   std::vector<std::int32_t> windows_;  // of one cache, in slot order
-  std::vector<float> q_, q_back_, item_phases_, o_, m_, l_, window_sum_, group_max_;
+  std::vector<float> q_, cos_, sin_, q_back_, item_phases_, o_, m_, l_, window_sum_, group_max_;
 };
 
 // Causal attention of a prompt over its own rows, one KV head.

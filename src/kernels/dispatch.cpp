@@ -13,8 +13,8 @@ struct Isa {
   const char* name;
   std::int64_t target;
 };
-constexpr std::array<Isa, 3> kIsas = {
-    {{"sse4", HWY_SSE4}, {"avx2", HWY_AVX2}, {"avx512", HWY_AVX3}}};
+constexpr std::array<Isa, 4> kIsas = {
+    {{"sse4", HWY_SSE4}, {"avx2", HWY_AVX2}, {"avx512", HWY_AVX3}, {"neon", HWY_NEON}}};
 
 constexpr KernelTable kReference = {"reference",
                                     reference_attend_full,

@@ -51,8 +51,8 @@ struct TargetDenseOps {
 };
 
 // attend_simd.cpp, prefill_simd.cpp, dense_simd.cpp: the functions for exactly this Highway target
-// (HWY_SSE4, HWY_AVX2, HWY_AVX3); null when the build lacks it. The caller knows that the CPU has
-// it.
+// (HWY_SSE4, HWY_AVX2, HWY_AVX3, HWY_NEON); null when the build lacks it. The caller knows that the
+// CPU has it.
 const AttendOps* attend_ops_for_target(std::int64_t hwy_target);
 const PrefillOps* prefill_ops_for_target(std::int64_t hwy_target);
 const DenseOps* dense_ops_for_target(std::int64_t hwy_target);
