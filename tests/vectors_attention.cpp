@@ -145,7 +145,7 @@ void attend_head(const Scene& s, const KernelTable& t, const WindowPhases& phase
   };
   std::vector<float> cos(static_cast<std::size_t>(g.window) * d / 2), sin(cos.size());
   for (int j = 0; j < g.window; ++j) rope_angles(s.rope, j, &cos[j * d / 2], &sin[j * d / 2]);
-  std::vector<float> q_back(static_cast<std::size_t>(g.window) * gs * d);
+  std::vector<float> q_back(query_back_floats(g));
   t.rotate_queries_back(g, q, cos.data(), sin.data(), q_back.data());
   const std::span<const GroupRef> groups = s.quantized.groups();
   std::vector<float> angles(groups.size() * d * kLanes);

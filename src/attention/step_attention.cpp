@@ -47,7 +47,7 @@ void TieredAttention::begin_step() {
     materialised_->begin_step();
     return note_peak();
   }
-  q_back_.reserve(heads * g.head_dim * g.window);
+  q_back_.reserve(g.n_kv_heads * query_back_floats(g));
   partial_o_.reserve(items * heads * g.head_dim);
   partial_m_.reserve(items * heads);
   partial_l_.reserve(items * heads);
@@ -84,7 +84,7 @@ void TieredAttention::prepare_step(int layer, const QkvBlock& qkv, int ith, int 
     if (back) {
       kernels_.rotate_queries_back(
           g, q, back_cos_.data(), back_sin_.data(),
-          q_back_.data() + static_cast<std::size_t>(h) * g.window * g.group_size() * d);
+          q_back_.data() + static_cast<std::size_t>(h) * query_back_floats(g));
     }
   }
   int none = -1;
@@ -139,8 +139,9 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
     }
     const float* q = q_.data() + head * d;
     if (quantized) {
-      kernels_.attend_quantized({&geometry_, h, q_back_.data() + head * g.window * d, phases,
-                                 groups.data() + begin, n, state, mass});
+      kernels_.attend_quantized(
+          {&geometry_, h, q_back_.data() + static_cast<std::size_t>(h) * query_back_floats(g),
+           phases, groups.data() + begin, n, state, mass});
     } else if (full) {
       kernels_.attend_full({&geometry_, h, q, groups.data() + begin, n, state, mass});
     } else {

@@ -112,7 +112,7 @@ class TieredAttention final : public Attention {
 
   // Decode mode.
   std::vector<float> step_cos_, step_sin_;                  // [D/2] of the current position
-  AlignedBuffer<float> q_back_;                             // [H][Omega][group_size][D]
+  AlignedBuffer<float> q_back_;                             // [H][query_back_floats()]
   AlignedBuffer<float> partial_o_, partial_m_, partial_l_;  // [items][n_heads][D], [items][n_heads]
   AlignedBuffer<float> window_sum_;  // [H][groups][group_size][kLanes], quantized then full
   AlignedBuffer<float> group_max_;   // [H][groups][group_size]

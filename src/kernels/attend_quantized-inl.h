@@ -62,9 +62,6 @@ struct ValueWork {
   }
 };
 
-// As kSweepHeads; their queries are kMaxWindow times as many.
-inline constexpr int kQuantSweepHeads = 8;
-
 struct QuantSweep {
   const AttendQuantizedParams& p;
   int first_head, n_heads;
@@ -74,12 +71,8 @@ struct QuantSweep {
     const std::ptrdiff_t dim = g.head_dim;
     const HeadBlocks blocks(n_heads);
     const CodeOrder order(g);
-    HWY_ALIGN float q[static_cast<std::size_t>(kMaxWindow) * kQuantSweepHeads * kMaxHeadDim];
+    const float* q = p.q_back + first_head * dim * g.window;
     HWY_ALIGN float o[kQuantSweepHeads * kMaxHeadDim];
-    for (int b = 0; b < blocks.n_blocks; ++b) {
-      pack_queries_back(g, p.q_back, first_head + blocks.first(b), blocks.count(b),
-                        q + blocks.first(b) * dim * g.window);
-    }
     for (int h = 0; h < n_heads; ++h) order.enter(p.state.o + (first_head + h) * dim, o + h * dim);
     for (int i = 0; i < p.n_groups; ++i) {
       if (g.quant_bits == 2) {
@@ -145,30 +138,6 @@ struct QuantSweep {
 void attend_quantized(const AttendQuantizedParams& p) noexcept {
   const HeadBlocks sweeps(p.geometry->group_size(), kQuantSweepHeads);
   for (int i = 0; i < sweeps.n_blocks; ++i) QuantSweep{p, sweeps.first(i), sweeps.count(i)}.run();
-}
-
-void rotate_queries_back(const Geometry& g, const float* q, const float* cos, const float* sin,
-                         float* q_back) noexcept {
-  const int pairs = g.head_dim / 2;
-  const bool neox = g.pairing == RopePairing::Neox;
-  const int g_size = g.group_size();
-  for (int j = 0; j < g.window; ++j, cos += pairs, sin += pairs) {
-    for (int h = 0; h < g_size; ++h) {
-      const float* HWY_RESTRICT x = q + std::ptrdiff_t{h} * g.head_dim;
-      float* HWY_RESTRICT y = q_back + (std::ptrdiff_t{j} * g_size + h) * g.head_dim;
-      if (neox) {
-        for (int c = 0; c < pairs; ++c) {
-          y[c] = x[c] * cos[c] + x[c + pairs] * sin[c];
-          y[c + pairs] = x[c + pairs] * cos[c] - x[c] * sin[c];
-        }
-      } else {
-        for (int c = 0; c < pairs; ++c) {
-          y[2 * c] = x[2 * c] * cos[c] + x[2 * c + 1] * sin[c];
-          y[2 * c + 1] = x[2 * c + 1] * cos[c] - x[2 * c] * sin[c];
-        }
-      }
-    }
-  }
 }
 
 // 4 x 4 transposition.

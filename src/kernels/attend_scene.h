@@ -162,8 +162,7 @@ class AttendScene {
   };
   struct Prepared {
     Prepared(const AttendScene& s, const KernelTable& table)
-        : q_back(std::size_t(s.g_.window) * s.q_.size()),
-          phases(s.quantized_.size() * s.g_.head_dim * kLanes) {
+        : q_back(query_back_floats(s.g_)), phases(s.quantized_.size() * s.g_.head_dim * kLanes) {
       const WindowPhases base(s.rope_, 5, s.g_.window, 1000);
       table.rotate_queries_back(s.g_, s.q_.data(), s.cos_.data(), s.sin_.data(), q_back.data());
       for (std::size_t i = 0; i < s.quantized_.size(); ++i) {

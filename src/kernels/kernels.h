@@ -58,13 +58,18 @@ struct AttendFullParams {
 struct AttendQuantizedParams {
   const Geometry* geometry = nullptr;
   int kv_head = 0;
-  const float* q_back = nullptr;  // [Omega][group_size][D]: q rotated by -j (rotate_queries_back)
+  const float* q_back = nullptr;  // what this table's rotate_queries_back() left
   const float* phases = nullptr;  // [n_groups][D/2][2][kLanes]: cos, sin of each lane's window base
   const GroupRef* groups = nullptr;
   int n_groups = 0;
   SoftmaxState state{};
   GroupMass mass{};
 };
+
+// Size of one KV head's q_back.
+inline std::size_t query_back_floats(const Geometry& g) {
+  return static_cast<std::size_t>(g.window) * g.group_size() * g.head_dim;
+}
 
 // Sinks and local zone: token-lane fp16 store, one allocation a layer.
 //   k fp16 [H][D][capacity] post-RoPE, v fp16 [H][capacity][D]; capacity is a multiple of 16.
@@ -131,8 +136,8 @@ struct KernelTable {
   void (*attend_full)(const AttendFullParams&) noexcept;
   void (*attend_quantized)(const AttendQuantizedParams&) noexcept;
   void (*attend_recent)(const AttendRecentParams&) noexcept;
-  // q [group_size][D] -> [Omega][group_size][D], copy j rotated by -j positions. cos/sin:
-  // [Omega][D/2].
+  // q [group_size][D] -> Omega copies, copy j rotated by -j positions, in an order that is private
+  // to the table; q_back has query_back_floats(). cos/sin: [Omega][D/2].
   void (*rotate_queries_back)(const Geometry&, const float* q, const float* cos, const float* sin,
                               float* q_back) noexcept;
   // Phases of one group: windows[lane] -> out [D/2][2][kLanes]; lanes beyond `lanes` get angle 0.

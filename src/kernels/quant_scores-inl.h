@@ -92,21 +92,54 @@ HWY_INLINE void key_factors(const QuantHead& head, const Geometry& g, const fp16
   }
 }
 
-// q_back [window][g_size][dim], heads first.. first + n_heads - 1 -> [window][pairs][2][n_heads].
-HWY_INLINE void pack_queries_back(const Geometry& g, const float* q_back, int first, int n_heads,
-                                  float* packed) {
-  const int pairs = g.head_dim / 2;
-  const bool neox = g.pairing == RopePairing::Neox;
-  const int step = neox ? 1 : 2;
-  const int second = neox ? pairs : 1;
-  for (int j = 0; j < g.window; ++j) {
-    for (int h = 0; h < n_heads; ++h) {
-      const float* q = q_back + (std::ptrdiff_t{j} * g.group_size() + first + h) * g.head_dim;
-      float* out = packed + std::ptrdiff_t{j} * g.head_dim * n_heads + h;
-      for (int c = 0; c < pairs; ++c, q += step, out += 2 * n_heads) {
-        out[0] = q[0];
-        out[n_heads] = q[second];
+// Query heads of one sweep over the groups; a sweep works on blocks of kHeadBlock of them.
+inline constexpr int kQuantSweepHeads = 8;
+
+// q_back: for each block of each sweep, in order, [window][pairs][2][heads of the block].
+struct PackBackWork {
+  const Geometry& g;
+  const float* q;  // [heads of the block][dim]
+  const float *cos, *sin;
+  float* out;
+
+  template <int H>
+  void run() const {
+    const int pairs = g.head_dim / 2;
+    const bool neox = g.pairing == RopePairing::Neox;
+    const int step = neox ? 1 : 2;
+    const int second = neox ? pairs : 1;
+    HWY_ALIGN float packed[kMaxHeadDim * H];
+    for (int h = 0; h < H; ++h) {
+      const float* x = q + std::ptrdiff_t{h} * g.head_dim;
+      for (int c = 0; c < pairs; ++c) {
+        packed[2 * c * H + h] = x[c * step];
+        packed[(2 * c + 1) * H + h] = x[c * step + second];
       }
+    }
+    float* HWY_RESTRICT y = out;
+    for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{g.window} * pairs; i += pairs) {
+      const float* HWY_RESTRICT x = packed;
+      for (int c = 0; c < pairs; ++c, x += 2 * H, y += 2 * H) {
+        const float cs = cos[i + c];
+        const float sn = sin[i + c];
+        for (int h = 0; h < H; ++h) {
+          y[h] = x[h] * cs + x[H + h] * sn;
+          y[H + h] = x[H + h] * cs - x[h] * sn;
+        }
+      }
+    }
+  }
+};
+
+void rotate_queries_back(const Geometry& g, const float* q, const float* cos, const float* sin,
+                         float* q_back) noexcept {
+  const HeadBlocks sweeps(g.group_size(), kQuantSweepHeads);
+  for (int i = 0; i < sweeps.n_blocks; ++i) {
+    const HeadBlocks blocks(sweeps.count(i));
+    for (int b = 0; b < blocks.n_blocks; ++b) {
+      const std::ptrdiff_t at = std::ptrdiff_t{sweeps.first(i) + blocks.first(b)} * g.head_dim;
+      const PackBackWork work = {g, q + at, cos, sin, q_back + at * g.window};
+      run_heads<kHeadBlock>(blocks.count(b), work);
     }
   }
 }
