@@ -117,7 +117,7 @@ TEST_F(CliErrors, Cache) {
   expect_names(run_fails(2, {"-p", "a", "--policy", "full:window=8"}), {"no parameters"});
   expect_names(run_fails(2, {"-p", "a", "--window", "0"}), {"window"});
   expect_names(run_fails(2, {"-p", "a", "--window", "33"}), {"window", "33", "from 1 to 32"});
-  expect_names(run_fails(2, {"-p", "a", "--quant-bits", "3"}), {"quant_bits", "2 or 4"});
+  expect_names(run_fails(2, {"-p", "a", "--quant-bits", "5"}), {"quant_bits", "2, 3, 4 or 8"});
   expect_names(run_fails(2, {"-p", "a", "--quant-share", "1.5"}), {"quant_share"});
   expect_names(run_fails(2, {"-p", "a", "--ranker", "luck"}), {"ranker", "mass"});
   expect_names(run_fails(2, {"-p", "a", "--local", "-4"}), {"local"});

@@ -38,7 +38,7 @@ struct CacheConfig {
   double local_share = 0.0;  // if > 0: n_local = floor(local_share * total_tokens)
   int window = 8;            // tokens a window
   double quant_share = 0.7;  // of the history bytes to Quantized (the paper's q)
-  int quant_bits = 2;        // 2 or 4
+  int quant_bits = 2;        // 2, 3, 4 or 8
   Ranker ranker;
   LocalRule local_rule = LocalRule::Floor;
   bool promotion = true;

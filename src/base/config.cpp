@@ -194,8 +194,8 @@ Status CacheConfig::validate() const {
       !ok) {
     return ok;
   }
-  if (quant_bits != 2 && quant_bits != 4) {
-    return bad_input(option("quant_bits", std::to_string(quant_bits)) + "use 2 or 4");
+  if (quant_bits != 2 && quant_bits != 3 && quant_bits != 4 && quant_bits != 8) {
+    return bad_input(option("quant_bits", std::to_string(quant_bits)) + "use 2, 3, 4 or 8");
   }
   return check_ranker(ranker);
 }

@@ -89,7 +89,7 @@ TEST(CacheConfig, NamesTheOptionThatIsOutOfRange) {
   expect_names(message([](CacheConfig& c) { c.n_local = -2; }), "n_local", "-2");
   expect_names(message([](CacheConfig& c) { c.window = 0; }), "window", "0");
   expect_names(message([](CacheConfig& c) { c.window = 33; }), "window", "1 to 32");
-  expect_names(message([](CacheConfig& c) { c.quant_bits = 3; }), "quant_bits", "3");
+  expect_names(message([](CacheConfig& c) { c.quant_bits = 5; }), "quant_bits", "5");
   expect_names(message([](CacheConfig& c) { c.quant_share = 1.5; }), "quant_share", "1.5");
   expect_names(
       message([](CacheConfig& c) { c.quant_share = std::numeric_limits<double>::quiet_NaN(); }),

@@ -101,7 +101,7 @@ constexpr CacheOption kCacheOptions[] = {
      set_window},
     {"quant_share", "--quant-share", "X", "share of the history's bytes for Quantized [0.7]",
      set_share},
-    {"quant_bits", "--quant-bits", "2|4", "bits of a quantised value [2]", set_bits},
+    {"quant_bits", "--quant-bits", "2|3|4|8", "bits of a quantised value [2]", set_bits},
     {"ranker", "--ranker", "RANKER", "mass, decay:G, pnorm:P or key_l2 [mass]", set_ranker},
     {"promotion", "--no-promotion", "", "Quantized windows never return to Full", set_promotion},
     {"quantized_accessible", "--quantized-inaccessible", "",

@@ -16,10 +16,9 @@ namespace qevict {
 namespace HWY_NAMESPACE {
 
 // One group and one block of query heads: the scores of a block of pairs ...
-template <int kBits>
 struct ScoreWork {
   const Geometry& g;
-  const QuantHead& head;
+  const QuantView& view;
   const float* factors;
   int first_pair, count;
   const float* q;  // packed
@@ -28,116 +27,176 @@ struct ScoreWork {
 
   template <int H>
   void run() const {
-    score_quantized<H, kBits>(g, head, factors, first_pair, count, q, next, s);
+    switch (code_shape(g.quant_bits)) {
+      case CodeShape::Shared:
+        return score_quantized<H, CodeShape::Shared>(g, view, factors, first_pair, count, q, next,
+                                                     s);
+      case CodeShape::Apart:
+        return score_quantized<H, CodeShape::Apart>(g, view, factors, first_pair, count, q, next,
+                                                    s);
+      case CodeShape::Planes:
+        return score_quantized<H, CodeShape::Planes>(g, view, factors, first_pair, count, q, next,
+                                                     s);
+    }
   }
 };
 
-// ... and, when they are complete, the rest.
-template <int kBits>
-struct ValueWork {
-  const Geometry& g;
-  const QuantHead& head;
+// ... when they are complete, the probabilities ...
+struct SoftmaxWork {
   const ValueGrid& grid;
-  int width;  // of CodeOrder
+  int window, lanes;
   float* s;
-  HeadState state;  // o in code order
+  HeadState state;
   HeadMass mass;
+  float* shrink;
+  float* offset;
 
   template <int H>
   void run() const {
-    HWY_ALIGN float shrink[kLanes];
-    float offset[H];
-    if (head.lanes < kLanes) mask_lanes<H>(g.window, head.lanes, s);
-    softmax_group<H>(s, g.window, state, mass, FoldGrid{grid, offset, hn::Zero(LaneTag())}, shrink);
-    const CodeWalk walk = {head.v_codes, g.head_dim / (8 / kBits), head.lanes, g.window};
-    if (width == kLaneVec) {
-      add_codes_with<H, kBits>(LaneTag(), walk, s, shrink, offset, state.o, state.o_stride);
-    } else if (width == 4) {
-      add_codes_with<H, kBits>(hn::CappedTag<float, 4>(), walk, s, shrink, offset, state.o,
-                               state.o_stride);
-    } else {
-      add_codes_with<H, kBits>(hn::CappedTag<float, 1>(), walk, s, shrink, offset, state.o,
-                               state.o_stride);
-    }
+    if (lanes < kLanes) mask_lanes<H>(window, lanes, s);
+    softmax_group<H>(s, window, state, mass, FoldGrid{grid, offset, hn::Zero(LaneTag())}, shrink);
+  }
+};
+
+// ... and the values of some of its windows.
+struct ValueWork {
+  const CodeWalk& walk;
+  const float* p;
+  const float* unscale;
+  float* o;
+
+  template <int H>
+  void run() const {
+    add_all_codes<H>(walk, p, unscale, o, walk.stride);
   }
 };
 
 struct QuantSweep {
-  const AttendQuantizedParams& p;
-  int first_head, n_heads;
+  QuantSweep(const AttendQuantizedParams& p, int first_head, int n_heads)
+      : p(p),
+        g(*p.geometry),
+        first_head(first_head),
+        n_heads(n_heads),
+        blocks(n_heads),
+        stride(padded_dim(g)),
+        range(g, p.range, p.kv_head),
+        spreader(g.quant_bits) {}
 
-  void run() const {
-    const Geometry& g = *p.geometry;
-    const std::ptrdiff_t dim = g.head_dim;
-    const HeadBlocks blocks(n_heads);
-    const CodeOrder order(g);
-    const float* q = p.q_back + first_head * dim * g.window;
-    HWY_ALIGN float o[kQuantSweepHeads * kMaxHeadDim];
-    for (int h = 0; h < n_heads; ++h) order.enter(p.state.o + (first_head + h) * dim, o + h * dim);
-    for (int i = 0; i < p.n_groups; ++i) {
-      if (g.quant_bits == 2) {
-        group<2>(i, blocks, order, q, o);
-      } else {
-        group<4>(i, blocks, order, q, o);
-      }
-    }
-    for (int h = 0; h < n_heads; ++h) order.leave(o + h * dim, p.state.o + (first_head + h) * dim);
+  void run() {
+    const std::size_t row = sizeof(float) * g.head_dim;
+    float* state = p.state.o + std::ptrdiff_t{first_head} * g.head_dim;
+    std::memset(o, 0, sizeof(float) * n_heads * stride);
+    for (int h = 0; h < n_heads; ++h) std::memcpy(o + h * stride, state + h * g.head_dim, row);
+    for (int i = 0; i < p.n_groups; ++i) group(i);
+    for (int h = 0; h < n_heads; ++h) std::memcpy(state + h * g.head_dim, o + h * stride, row);
   }
 
-  template <int kBits>
-  void group(int i, const HeadBlocks& blocks, const CodeOrder& order, const float* q,
-             float* o) const {
-    const Geometry& g = *p.geometry;
-    const std::ptrdiff_t dim = g.head_dim;
+  void group(int i) {
+    const GroupRef& at = p.groups[i];
+    const GroupRef& after = p.groups[i + 1 < p.n_groups ? i + 1 : i];
+    const QuantView view = quant_view(g, at.data, at.lanes, p.kv_head);
+    const QuantView next = quant_view(g, after.data, after.lanes, p.kv_head);
+    score(i, view, next);
+    const ValueGrid grid(g, view, p.range, p.kv_head);
+    // The scores have fetched what comes before them.
+    for (const std::uint8_t* line = next.v_grid; line < next.end; line += 64) prefetch(line, 0);
+    softmax(i, view, grid);
+    enter();
+    add_values(view);
+  }
+
+  void score(int i, const QuantView& view, const QuantView& next) {
     const int pairs = g.head_dim / 2;
-    const QuantHead head(g, p.groups[i], p.kv_head);
-    const QuantHead next(g, p.groups[i + 1 < p.n_groups ? i + 1 : i], p.kv_head);
-    const KeyZeros zeros(head, g);
-    const float* phases = p.phases + std::ptrdiff_t{i} * dim * kLanes;
+    const float* q = p.q_back + std::ptrdiff_t{first_head} * g.head_dim * g.window;
+    const float* phases = p.phases + std::ptrdiff_t{i} * g.head_dim * kLanes;
+    const KeyGrids grids(g, view, range);
     HWY_ALIGN float factors[kPairBlock * kFactors * kLanes];
-    HWY_ALIGN float s[kMaxWindow * kQuantSweepHeads * kLanes];
     std::memset(s, 0, sizeof(float) * g.window * n_heads * kLanes);
     for (int c = 0; c < pairs; c += kPairBlock) {
       const int count = HWY_MIN(kPairBlock, pairs - c);
-      key_factors(head, g, zeros.rows, phases, c, count, factors);
+      key_factors(grids, g, phases, c, count, factors);
       for (int b = 0; b < blocks.n_blocks; ++b) {
         const std::ptrdiff_t first = blocks.first(b);
-        const ScoreWork<kBits> work = {g,
-                                       head,
-                                       factors,
-                                       c,
-                                       count,
-                                       q + first * dim * g.window,
-                                       reinterpret_cast<const char*>(next.k_codes),
-                                       s + first * g.window * kLanes};
+        const ScoreWork work = {g,
+                                view,
+                                factors,
+                                c,
+                                count,
+                                q + first * g.head_dim * g.window,
+                                reinterpret_cast<const char*>(next.k_codes),
+                                s + first * g.window * kLanes};
         run_heads<kHeadBlock>(blocks.count(b), work);
       }
     }
-    const ValueGrid grid(head, g.window);
-    // The scores have fetched what comes before them.
-    const std::ptrdiff_t grid_bytes = std::ptrdiff_t{4} * g.window * next.lanes;
-    for (std::ptrdiff_t at = 0; at < grid_bytes; at += 64) prefetch(next.v_scale, at);
+  }
+
+  void softmax(int i, const QuantView& view, const ValueGrid& grid) {
     for (int b = 0; b < blocks.n_blocks; ++b) {
       const std::ptrdiff_t first = blocks.first(b);
-      const std::ptrdiff_t at = first_head + first;
-      const std::ptrdiff_t row = std::ptrdiff_t{i} * g.group_size() + at;
-      const ValueWork<kBits> work = {
-          g,
-          head,
+      const std::ptrdiff_t head = first_head + first;
+      const std::ptrdiff_t row = std::ptrdiff_t{i} * g.group_size() + head;
+      const SoftmaxWork work = {
           grid,
-          order.width,
+          g.window,
+          view.lanes,
           s + first * g.window * kLanes,
-          {o + first * dim, dim, p.state.m + at, p.state.l + at},
+          {nullptr, 0, p.state.m + head, p.state.l + head},
           {p.mass.window_sum == nullptr ? nullptr : p.mass.window_sum + row * kLanes, kLanes,
-           p.mass.group_max == nullptr ? nullptr : p.mass.group_max + row, p.mass.power}};
+           p.mass.group_max == nullptr ? nullptr : p.mass.group_max + row, p.mass.power},
+          shrink + b * kLanes,
+          offset + b * kLanes};
       run_heads<kHeadBlock>(blocks.count(b), work);
     }
   }
+
+  // o relative to the new maxima, and what every channel gets.
+  void enter() {
+    const LaneTag d;
+    for (int b = 0; b < blocks.n_blocks; ++b) {
+      for (int h = 0; h < blocks.count(b); ++h) {
+        const auto factor = hn::Set(d, shrink[b * kLanes + h]);
+        const auto added = hn::Set(d, offset[b * kLanes + h]);
+        float* row = o + std::ptrdiff_t{blocks.first(b) + h} * stride;
+        for (int c = 0; c < stride; c += kLaneVec) {
+          hn::Store(hn::MulAdd(hn::Load(d, row + c), factor, added), d, row + c);
+        }
+      }
+    }
+  }
+
+  void add_values(const QuantView& view) {
+    const std::ptrdiff_t row_bytes = g.head_dim * g.quant_bits / 8;
+    const int at_once = HWY_MIN(view.lanes, kCodeBytes / (stride * g.window));
+    for (int lane = 0; lane < view.lanes; lane += at_once) {
+      const CodeWalk walk = {codes, stride, lane, HWY_MIN(at_once, view.lanes - lane), g.window};
+      const std::uint8_t* row = view.v_codes + std::ptrdiff_t{lane} * g.window * row_bytes;
+      spreader.spread(row, walk.lanes * g.window, g.head_dim, stride, codes);
+      for (int b = 0; b < blocks.n_blocks; ++b) {
+        const std::ptrdiff_t first = blocks.first(b);
+        const ValueWork work = {walk, s + first * g.window * kLanes, spreader.unscale,
+                                o + first * stride};
+        run_heads<kHeadBlock>(blocks.count(b), work);
+      }
+    }
+  }
+
+  const AttendQuantizedParams& p;
+  const Geometry& g;
+  int first_head, n_heads;
+  HeadBlocks blocks;
+  int stride;  // of o and of spread codes: D padded
+  KeyRange range;
+  CodeSpreader spreader;
+  HWY_ALIGN float shrink[kQuantSweepHeads * kLanes];  // [block][kLanes]
+  HWY_ALIGN float offset[kQuantSweepHeads * kLanes];
+  HWY_ALIGN float o[kQuantSweepHeads * kMaxHeadDim];
+  HWY_ALIGN float s[kMaxWindow * kQuantSweepHeads * kLanes];
+  HWY_ALIGN std::uint8_t codes[kCodeBytes];
 };
 
 void attend_quantized(const AttendQuantizedParams& p) noexcept {
   const HeadBlocks sweeps(p.geometry->group_size(), kQuantSweepHeads);
-  for (int i = 0; i < sweeps.n_blocks; ++i) QuantSweep{p, sweeps.first(i), sweeps.count(i)}.run();
+  for (int i = 0; i < sweeps.n_blocks; ++i) QuantSweep(p, sweeps.first(i), sweeps.count(i)).run();
 }
 
 // 4 x 4 transposition.

@@ -16,11 +16,15 @@ namespace qevict {
 struct AttendShape {
   int head_dim = 64, group_size = 7, window = 8, bits = 2;
   RopePairing pairing = RopePairing::Neox;
-  Geometry geometry() const { return {2 * group_size, 2, head_dim, window, bits, pairing}; }
+  GridFormat key_grid = GridFormat::F16, value_grid = GridFormat::F16;
+  Geometry geometry() const {
+    return {2 * group_size, 2, head_dim, window, bits, pairing, key_grid, value_grid};
+  }
   std::string name() const {
     return "D" + std::to_string(head_dim) + " g" + std::to_string(group_size) + " window" +
            std::to_string(window) + " bits" + std::to_string(bits) +
-           (pairing == RopePairing::Neox ? " neox" : " interleaved");
+           (pairing == RopePairing::Neox ? " neox" : " interleaved") + " grids " +
+           std::to_string(grid_bytes(key_grid)) + " " + std::to_string(grid_bytes(value_grid));
   }
 };
 
@@ -67,6 +71,8 @@ class AttendScene {
     }
     cos_ = cos;
     sin_ = sin;
+    range_keys_ = random_range(g_.head_dim, 1.0F);
+    range_values_ = random_range(1, 0.5F);
     for (const int n : lanes) add_groups(n);
     add_recent();
   }
@@ -89,7 +95,8 @@ class AttendScene {
     Mass mass(*this, power);
     const Prepared prepared(*this, table);
     table.attend_quantized({&g_, 1, prepared.q_back.data(), prepared.phases.data(),
-                            quantized_.data(), int(quantized_.size()), state.ref(), mass.ref()});
+                            quantized_.data(), int(quantized_.size()), state.ref(), mass.ref(),
+                            range()});
     return finish(state, mass);
   }
 
@@ -131,7 +138,8 @@ class AttendScene {
                               &quantized_[i],
                               1,
                               state.ref(),
-                              {}});
+                              {},
+                              range()});
     }
     return finish(state, Mass(*this, 0.0F));
   }
@@ -217,7 +225,8 @@ class AttendScene {
                             quantized_.data(),
                             int(quantized_.size()),
                             state.ref(),
-                            {}});
+                            {},
+                            range()});
     next_tier();
     table.attend_recent({&g_, 1, q_.data(), recent_ref(), state.ref(), nullptr, nullptr, 1.0F});
     next_tier();
@@ -248,7 +257,7 @@ class AttendScene {
                        half_normals(items, 1.0F).data());
     }
     full_.push_back({full, lanes});
-    if (g_.window * g_.quant_bits % 8 == 0) add_quantized_group(lanes);
+    if (g_.codes_fit()) add_quantized_group(lanes);
   }
 
   void add_quantized_group(int lanes) {
@@ -258,10 +267,20 @@ class AttendScene {
       for (std::uint8_t& byte : block) byte = static_cast<std::uint8_t>(random_());
       for (int h = 0; h < g_.n_kv_heads; ++h) {
         const QuantBlock b = quant_block(g_, block.data(), h);
-        fill(b.k_scale, g_.head_dim, 0.3F, 0.1F);
-        fill(b.k_zero, g_.head_dim, -0.6F, 0.3F);
-        fill(b.v_scale, g_.window, 0.4F, 0.1F);
-        fill(b.v_zero, g_.window, -0.5F, 0.2F);
+        // About as wide as with 2 bits, whatever the number of levels.
+        const float size = 3.0F / static_cast<float>((1 << g_.quant_bits) - 1);
+        if (b.k_scale != nullptr) {
+          fill(b.k_scale, g_.head_dim, 0.3F * size, 0.1F * size);
+          fill(b.k_zero, g_.head_dim, -0.6F, 0.3F);
+        } else {
+          fill_ends(g_.key_grid, b.k_grid, g_.head_dim);
+        }
+        if (b.v_scale != nullptr) {
+          fill(b.v_scale, g_.window, 0.4F * size, 0.1F * size);
+          fill(b.v_zero, g_.window, -0.5F, 0.2F);
+        } else {
+          fill_ends(g_.value_grid, b.v_grid, g_.window);
+        }
       }
       quant_group_store(g_, group, lanes, lane, block.data());
     }
@@ -272,6 +291,28 @@ class AttendScene {
     const std::vector<float> x = normals(n, spread);
     for (int i = 0; i < n; ++i) grid[i] = fp32_to_fp16(mean + x[i]);
   }
+
+  void fill_ends(GridFormat format, std::uint8_t* grid, int n) {
+    const int top = grid_top(format);
+    for (int i = 0; i < n; ++i) {
+      const int a = int(random_() % unsigned(top));
+      const int b = a + 1 + int(random_() % unsigned(top - a));
+      grid[i] = std::uint8_t(format == GridFormat::U4 ? a + 16 * b : a);
+      if (format == GridFormat::U8) grid[n + i] = std::uint8_t(b);
+    }
+  }
+
+  // [H][2][n]: low, width.
+  std::vector<fp16_t> random_range(int n, float size) {
+    std::vector<fp16_t> range;
+    for (int i = 0; i < 2 * g_.n_kv_heads; ++i) {
+      for (const float x : normals(std::size_t(n), 0.2F * size)) {
+        range.push_back(fp32_to_fp16(i % 2 == 0 ? x - 1.5F * size : std::abs(x) + 2.5F * size));
+      }
+    }
+    return range;
+  }
+  QuantRange range() const { return {range_keys_.data(), range_values_.data()}; }
 
   void add_recent() {
     constexpr fp16_t kNan16 = 0x7e00;
@@ -295,7 +336,7 @@ class AttendScene {
   std::vector<float> q_, cos_, sin_;
   std::vector<std::unique_ptr<std::uint8_t[]>> buffers_;
   std::vector<GroupRef> full_, quantized_;
-  std::vector<fp16_t> recent_k_, recent_v_;
+  std::vector<fp16_t> recent_k_, recent_v_, range_keys_, range_values_;
 };
 
 }  // namespace qevict

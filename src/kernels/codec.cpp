@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/layout.h"
+#include "kernels/quant_view.h"
 
 namespace qevict {
 namespace {
@@ -49,13 +49,91 @@ inline float code_of(float x, float scale, float zero, float levels) noexcept {
   return (y + 0x1p23F) - 0x1p23F;
 }
 
-float* as_rows(float* scratch, const Geometry& g) noexcept {
-  return scratch + 4 * static_cast<std::size_t>(g.head_dim);
+std::size_t work_floats(const Geometry& g) noexcept {
+  return 4 * static_cast<std::size_t>(g.head_dim + g.window);
+}
+
+float* as_rows(float* scratch, const Geometry& g) noexcept { return scratch + work_floats(g); }
+
+// The part of 3-bit codes that a plane holds; other codes have one plane.
+enum class Plane : std::uint8_t { Whole, Low, High };
+
+// A row's planes: bits of each item, the first byte, of a row of n items.
+struct PlaneSpec {
+  Plane plane;
+  int width;
+  int first_byte;
+};
+int planes_of(int bits, int n, PlaneSpec (&planes)[2]) noexcept {
+  if (bits != 3) {
+    planes[0] = {Plane::Whole, bits, 0};
+    return 1;
+  }
+  planes[0] = {Plane::Low, 2, 0};
+  planes[1] = {Plane::High, 1, n / 4};
+  return 2;
+}
+
+template <Plane kPlane>
+inline float part_of(float code) noexcept {
+  const float high = code >= 4.0F ? 1.0F : 0.0F;
+  return kPlane == Plane::Whole ? code : kPlane == Plane::Low ? code - 4.0F * high : high;
+}
+
+// Calls f.template operator()<plane>().
+template <typename F>
+inline void with_plane(Plane plane, const F& f) noexcept {
+  switch (plane) {
+    case Plane::Whole:
+      return f.template operator()<Plane::Whole>();
+    case Plane::Low:
+      return f.template operator()<Plane::Low>();
+    case Plane::High:
+      return f.template operator()<Plane::High>();
+  }
+}
+
+// n grids from the extremes of their groups: scale, zero [n], and as they are stored. F16, or ends
+// inside the super-ranges low, width [n] with `range_stride` 1 (0: one range for all).
+void make_grids(GridFormat format, int bits, int n, const float* lowest, const float* highest,
+                const fp16_t* range_low, const fp16_t* range_width, int range_stride,
+                std::uint8_t* stored, float* scale, float* zero) noexcept {
+  if (format == GridFormat::F16) {
+    const auto levels = static_cast<float>((1 << bits) - 1);
+    auto* stored_scale = reinterpret_cast<fp16_t*>(stored);
+    fp16_t* stored_zero = stored_scale + n;
+    for (int i = 0; i < n; ++i) {
+      make_grid(lowest[i], highest[i], levels, &stored_scale[i], &stored_zero[i]);
+    }
+    widen_all(stored_scale, n, scale);
+    widen_all(stored_zero, n, zero);
+    return;
+  }
+  const int top = grid_top(format);
+  const auto last = static_cast<float>(top);
+  for (int i = 0; i < n; ++i) {
+    const float low = widen(range_low[i * range_stride]);
+    const float width = widen(range_width[i * range_stride]);
+    const float step = width / last;
+    const float a = code_of(lowest[i], step, low, last - 1.0F);
+    const float b = std::max(code_of(highest[i], step, low, last), a + 1.0F);
+    const QuantGrid grid =
+        grid_between(low, width, top, bits, static_cast<int>(a), static_cast<int>(b));
+    scale[i] = grid.scale;
+    zero[i] = grid.zero;
+    if (format == GridFormat::U4) {
+      stored[i] = static_cast<std::uint8_t>(a + 16.0F * b);
+    } else {
+      stored[i] = static_cast<std::uint8_t>(a);
+      stored[n + i] = static_cast<std::uint8_t>(b);
+    }
+  }
 }
 
 // Keys of one KV head: one grid a channel, over the window. k [Omega][D]; work [4][D]: low, high,
-// scale, zero.
-void quantize_keys(const Geometry& g, const float* k, const QuantBlock& out, float* work) noexcept {
+// scale, zero. range [2][D].
+void quantize_keys(const Geometry& g, const float* k, const QuantBlock& out, const fp16_t* range,
+                   float* work) noexcept {
   const int dim = g.head_dim;
   const float levels = static_cast<float>((1 << g.quant_bits) - 1);
   float* low = work;
@@ -69,32 +147,44 @@ void quantize_keys(const Geometry& g, const float* k, const QuantBlock& out, flo
     for (int d = 0; d < dim; ++d) low[d] = row[d] < low[d] ? row[d] : low[d];
     for (int d = 0; d < dim; ++d) high[d] = row[d] > high[d] ? row[d] : high[d];
   }
-  for (int d = 0; d < dim; ++d) make_grid(low[d], high[d], levels, &out.k_scale[d], &out.k_zero[d]);
-  widen_all(out.k_scale, dim, scale);
-  widen_all(out.k_zero, dim, zero);
+  make_grids(g.key_grid, g.quant_bits, dim, low, high, range,
+             range == nullptr ? nullptr : range + dim, 1, out.k_grid, scale, zero);
 
   // low is done with: it holds the bytes that are being put together, one a channel.
   float* bytes = low;
-  const int per_byte = 8 / g.quant_bits;
-  const int row_bytes = g.window / per_byte;
-  for (int b = 0; b < row_bytes; ++b) {
-    std::fill_n(bytes, dim, 0.0F);
-    for (int i = 0; i < per_byte; ++i) {
-      const float* row = k + static_cast<std::ptrdiff_t>(b * per_byte + i) * dim;
-      const auto weight = static_cast<float>(1 << (i * g.quant_bits));
-      for (int d = 0; d < dim; ++d) bytes[d] += code_of(row[d], scale[d], zero[d], levels) * weight;
-    }
-    std::uint8_t* out_byte = out.k_codes + b;
-    for (int d = 0; d < dim; ++d) out_byte[d * row_bytes] = static_cast<std::uint8_t>(bytes[d]);
+  const int row_bytes = g.window * g.quant_bits / 8;
+  PlaneSpec planes[2];
+  const int n_planes = planes_of(g.quant_bits, g.window, planes);
+  for (int p = 0; p < n_planes; ++p) {
+    const PlaneSpec& spec = planes[p];
+    const int per_byte = 8 / spec.width;
+    with_plane(spec.plane, [&]<Plane kPlane>() {
+      for (int b = 0; b < g.window / per_byte; ++b) {
+        std::fill_n(bytes, dim, 0.0F);
+        for (int i = 0; i < per_byte; ++i) {
+          const float* row = k + static_cast<std::ptrdiff_t>(b * per_byte + i) * dim;
+          const auto weight = static_cast<float>(1 << (i * spec.width));
+          for (int d = 0; d < dim; ++d) {
+            bytes[d] += part_of<kPlane>(code_of(row[d], scale[d], zero[d], levels)) * weight;
+          }
+        }
+        std::uint8_t* out_byte = out.k_codes + spec.first_byte + b;
+        for (int d = 0; d < dim; ++d) out_byte[d * row_bytes] = static_cast<std::uint8_t>(bytes[d]);
+      }
+    });
   }
 }
 
-// Values of one KV head: one grid a token, over the channels. v [Omega][D]; work [D].
-void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
+// Values of one KV head: one grid a token, over the channels. v [Omega][D]; work [D] and 4 [Omega].
+// range [2].
+void quantize_values(const Geometry& g, const float* v, const QuantBlock& out, const fp16_t* range,
                      float* work) noexcept {
   const int dim = g.head_dim;
   const float levels = static_cast<float>((1 << g.quant_bits) - 1);
-  const int per_byte = 8 / g.quant_bits;
+  float* lowest = work + dim;
+  float* highest = lowest + g.window;
+  float* scale = highest + g.window;
+  float* zero = scale + g.window;
   for (int j = 0; j < g.window; ++j) {
     const float* row = v + static_cast<std::ptrdiff_t>(j) * dim;
     float low = row[0];
@@ -103,16 +193,31 @@ void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
       low = row[d] < low ? row[d] : low;
       high = row[d] > high ? row[d] : high;
     }
-    make_grid(low, high, levels, &out.v_scale[j], &out.v_zero[j]);
-    const float scale = widen(out.v_scale[j]);
-    const float zero = widen(out.v_zero[j]);
-    for (int d = 0; d < dim; ++d) work[d] = code_of(row[d], scale, zero, levels);
-    std::uint8_t* bytes = out.v_codes + static_cast<std::ptrdiff_t>(j) * dim / per_byte;
-    for (int b = 0; b < dim / per_byte; ++b) {
-      float byte = 0.0F;
-      for (int i = per_byte - 1; i >= 0; --i)
-        byte = byte * (levels + 1.0F) + work[b * per_byte + i];
-      bytes[b] = static_cast<std::uint8_t>(byte);
+    lowest[j] = low;
+    highest[j] = high;
+  }
+  make_grids(g.value_grid, g.quant_bits, g.window, lowest, highest, range,
+             range == nullptr ? nullptr : range + 1, 0, out.v_grid, scale, zero);
+  PlaneSpec planes[2];
+  const int n_planes = planes_of(g.quant_bits, dim, planes);
+  for (int j = 0; j < g.window; ++j) {
+    const float* row = v + static_cast<std::ptrdiff_t>(j) * dim;
+    for (int d = 0; d < dim; ++d) work[d] = code_of(row[d], scale[j], zero[j], levels);
+    std::uint8_t* codes = out.v_codes + static_cast<std::ptrdiff_t>(j) * dim * g.quant_bits / 8;
+    for (int p = 0; p < n_planes; ++p) {
+      const PlaneSpec& spec = planes[p];
+      const int per_byte = 8 / spec.width;
+      const auto base = static_cast<float>(1 << spec.width);
+      with_plane(spec.plane, [&]<Plane kPlane>() {
+        std::uint8_t* bytes = codes + spec.first_byte;
+        for (int b = 0; b < dim / per_byte; ++b) {
+          float byte = 0.0F;
+          for (int i = per_byte - 1; i >= 0; --i) {
+            byte = byte * base + part_of<kPlane>(work[b * per_byte + i]);
+          }
+          bytes[b] = static_cast<std::uint8_t>(byte);
+        }
+      });
     }
   }
 }
@@ -122,7 +227,7 @@ void quantize_values(const Geometry& g, const float* v, const QuantBlock& out,
 std::size_t quantize_scratch_floats(const Geometry& g) noexcept {
   const std::size_t rows = static_cast<std::size_t>(g.window) * g.head_dim;
   // Work rows, then K and V of one head while quantising, of all heads while restoring; angles.
-  return 4 * static_cast<std::size_t>(g.head_dim) + 2 * rows * g.n_kv_heads + rows;
+  return work_floats(g) + 2 * rows * g.n_kv_heads + rows;
 }
 
 void quantize_group(const float* x, int n, std::ptrdiff_t stride, int bits, std::uint8_t* codes,
@@ -142,19 +247,31 @@ void quantize_group(const float* x, int n, std::ptrdiff_t stride, int bits, std:
   }
 }
 
+namespace {
+
+const fp16_t* key_range(const Geometry& g, const QuantRange& range, int kv_head) noexcept {
+  return range.keys == nullptr ? nullptr : range.keys + std::ptrdiff_t{2} * kv_head * g.head_dim;
+}
+const fp16_t* value_range(const QuantRange& range, int kv_head) noexcept {
+  return range.values == nullptr ? nullptr : range.values + 2 * kv_head;
+}
+
+}  // namespace
+
 void quantize_window_pre_rope(const Geometry& g, const float* k_pre, const float* v,
-                              std::uint8_t* block, float* scratch) noexcept {
+                              std::uint8_t* block, float* scratch,
+                              const QuantRange& range) noexcept {
   const std::size_t rows = static_cast<std::size_t>(g.window) * g.head_dim;
   for (int h = 0; h < g.n_kv_heads; ++h) {
     const QuantBlock out = quant_block(g, block, h);
-    quantize_keys(g, k_pre + rows * h, out, scratch);
-    quantize_values(g, v + rows * h, out, scratch);
+    quantize_keys(g, k_pre + rows * h, out, key_range(g, range, h), scratch);
+    quantize_values(g, v + rows * h, out, value_range(range, h), scratch);
   }
 }
 
 void quantize_window(const Geometry& g, const RopeSpec& rope, long long first_position,
-                     const fp16_t* k, const fp16_t* v, std::uint8_t* block,
-                     float* scratch) noexcept {
+                     const fp16_t* k, const fp16_t* v, std::uint8_t* block, float* scratch,
+                     const QuantRange& range) noexcept {
   const std::size_t rows = static_cast<std::size_t>(g.window) * g.head_dim;
   const std::size_t pairs = static_cast<std::size_t>(g.head_dim) / 2;
   float* k_pre = as_rows(scratch, g);
@@ -168,41 +285,50 @@ void quantize_window(const Geometry& g, const RopeSpec& rope, long long first_po
       rope_rotate(rope, cos, cos + pairs, -1.0F, k_pre + rows * h + std::size_t(j) * g.head_dim);
     }
   }
-  quantize_window_pre_rope(g, k_pre, v_wide, block, scratch);
+  quantize_window_pre_rope(g, k_pre, v_wide, block, scratch, range);
 }
 
-void dequantize_window(const Geometry& g, const std::uint8_t* block, float* k_pre,
-                       float* v) noexcept {
-  const int per_byte = 8 / g.quant_bits;
-  const std::uint32_t mask = (1U << g.quant_bits) - 1U;
-  const int dim = g.head_dim;
+void dequantize_window(const Geometry& g, const std::uint8_t* block, float* k_pre, float* v,
+                       const QuantRange& range) noexcept {
+  const std::ptrdiff_t dim = g.head_dim;
   for (int h = 0; h < g.n_kv_heads; ++h) {
-    const QuantBlock in = quant_block(g, const_cast<std::uint8_t*>(block), h);
-    float* k_head = k_pre + static_cast<std::ptrdiff_t>(h) * g.window * dim;
-    float* v_head = v + static_cast<std::ptrdiff_t>(h) * g.window * dim;
+    const QuantView in = quant_view(g, block, 1, h);
+    float* k_head = k_pre + h * g.window * dim;
+    float* v_head = v + h * g.window * dim;
+    for (int d = 0; d < dim; ++d) {
+      const QuantGrid grid = key_grid_of(g, in, range, h, 0, d);
+      for (int j = 0; j < g.window; ++j) {
+        k_head[j * dim + d] = static_cast<float>(key_code(g, in, 0, j, d)) * grid.scale + grid.zero;
+      }
+    }
     for (int j = 0; j < g.window; ++j) {
-      const float v_scale = widen(in.v_scale[j]);
-      const float v_zero = widen(in.v_zero[j]);
+      const QuantGrid grid = value_grid_of(g, in, range, h, 0, j);
       for (int d = 0; d < dim; ++d) {
-        const std::uint32_t k_byte = in.k_codes[d * (g.window / per_byte) + j / per_byte];
-        const std::uint32_t v_byte = in.v_codes[(j * dim + d) / per_byte];
-        const auto k_code = static_cast<float>((k_byte >> (j % per_byte * g.quant_bits)) & mask);
-        const auto v_code = static_cast<float>((v_byte >> (d % per_byte * g.quant_bits)) & mask);
-        k_head[j * dim + d] = k_code * widen(in.k_scale[d]) + widen(in.k_zero[d]);
-        v_head[j * dim + d] = v_code * v_scale + v_zero;
+        v_head[j * dim + d] =
+            static_cast<float>(value_code(g, in, 0, j, d)) * grid.scale + grid.zero;
       }
     }
   }
 }
 
+void requantize_window(const Geometry& from, const std::uint8_t* block, const Geometry& to,
+                       std::uint8_t* out, float* scratch, const QuantRange& range) noexcept {
+  const std::size_t rows = static_cast<std::size_t>(from.window) * from.head_dim;
+  float* k_pre = as_rows(scratch, from);
+  float* v = k_pre + rows * from.n_kv_heads;
+  dequantize_window(from, block, k_pre, v, range);
+  quantize_window_pre_rope(to, k_pre, v, out, scratch, range);
+}
+
 void restore_window(const Geometry& g, const RopeSpec& rope, long long first_position,
-                    const std::uint8_t* block, fp16_t* k, fp16_t* v, float* scratch) noexcept {
+                    const std::uint8_t* block, fp16_t* k, fp16_t* v, float* scratch,
+                    const QuantRange& range) noexcept {
   const std::size_t rows = static_cast<std::size_t>(g.window) * g.head_dim;
   const std::size_t pairs = static_cast<std::size_t>(g.head_dim) / 2;
   float* k_wide = as_rows(scratch, g);
   float* v_wide = k_wide + rows * g.n_kv_heads;
   float* cos = v_wide + rows * g.n_kv_heads;
-  dequantize_window(g, block, k_wide, v_wide);
+  dequantize_window(g, block, k_wide, v_wide, range);
   for (int j = 0; j < g.window; ++j) {
     rope_angles(rope, first_position + j, cos, cos + pairs);
     for (int h = 0; h < g.n_kv_heads; ++h) {

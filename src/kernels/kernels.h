@@ -64,6 +64,7 @@ struct AttendQuantizedParams {
   int n_groups = 0;
   SoftmaxState state{};
   GroupMass mass{};
+  QuantRange range{};  // of the layer, where a grid is not F16
 };
 
 // Size of one KV head's q_back.
@@ -115,6 +116,7 @@ struct PrefillParams {
   const GroupRef* quantized = nullptr;
   int n_quantized = 0;            // groups
   const float* phases = nullptr;  // of the Quantized groups, as above
+  QuantRange quantized_range{};   // of the layer, where a grid is not F16
   const RopeSpec* rope = nullptr;
   // Column sums of the probabilities (to the power `power`) over this tile's rows, per query head:
   // [group_size][mass_stride], overwritten for windows 0 .. n-1 in the order: Full windows (16 a

@@ -76,6 +76,70 @@ TEST(Attend, QuantizedMatchesTheReferenceForEveryShapeAndLaneCount) {
   }
 }
 
+struct Grids {
+  GridFormat key, value;
+};
+constexpr Grids kGrids[] = {{GridFormat::F16, GridFormat::F16},
+                            {GridFormat::U8, GridFormat::U8},
+                            {GridFormat::U4, GridFormat::U8},
+                            {GridFormat::U4, GridFormat::F16}};
+
+void expect_quantized_close(const AttendShape& shape, const std::vector<int>& lanes) {
+  const AttendScene scene(shape, lanes);
+  const Attended want = scene.quantized(reference_kernels());
+  for (const KernelTable* table : simd_kernels()) {
+    expect_close(scene.quantized(*table), want, std::string(table->name) + " " + shape.name());
+  }
+}
+
+// Bits and grids in all combinations; what the shapes above leave out.
+TEST(Attend, EveryCodeAndGridFormatMatchesTheReference) {
+  int n = 0;
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const Grids& grids : kGrids) {
+      AttendShape shape{.bits = bits, .key_grid = grids.key, .value_grid = grids.value};
+      for (int i = 0; i < 3; ++i) {
+        constexpr int kDims[] = {64, 80, 96, 128, 256};
+        shape.head_dim = kDims[++n % 5];
+        shape.group_size = n % 8 + 1;
+        shape.window = shape.head_dim == 64 && n % 2 == 0 ? 16 : 8;
+        shape.pairing = n % 3 == 0 ? RopePairing::Interleaved : RopePairing::Neox;
+        expect_quantized_close(shape, n % 5 == 0 ? std::vector<int>{1} : std::vector<int>{16, 7});
+      }
+    }
+  }
+}
+
+TEST(Attend, EveryGroupSizeMatchesTheReferenceWithThreeBits) {
+  for (int size = 1; size <= 9; ++size) {
+    expect_quantized_close({.head_dim = 64,
+                            .group_size = size,
+                            .bits = 3,
+                            .key_grid = GridFormat::U4,
+                            .value_grid = GridFormat::U8},
+                           {16, 3});
+  }
+}
+
+// Groups whose rows of 16 lanes would run over the end of the allocation.
+TEST(Attend, EveryLaneCountWorksWithEveryFormat) {
+  for (int lanes = 1; lanes <= kLanes; ++lanes) {
+    for (const int bits : {2, 3, 4, 8}) {
+      for (const Grids& grids : kGrids) {
+        expect_quantized_close({.head_dim = 8,
+                                .group_size = 1,
+                                .window = bits == 3   ? 8
+                                          : bits == 8 ? 2
+                                                      : 4,
+                                .bits = bits,
+                                .key_grid = grids.key,
+                                .value_grid = grids.value},
+                               {lanes});
+      }
+    }
+  }
+}
+
 TEST(Attend, EveryLaneCountWorks) {
   for (int lanes = 1; lanes <= kLanes; ++lanes) {
     for (const int dim : {8, 64}) {

@@ -5,26 +5,15 @@
 namespace qevict {
 namespace {
 
-// Codes and grids of one KV head inside a block or group of `lanes` windows (lanes = 1: a block).
+// Byte offsets of one KV head's parts inside a group of `lanes` windows (1: a block).
 struct QuantParts {
-  std::size_t k_codes, k_scale, k_zero, v_codes, v_scale, v_zero;  // byte offsets
-  std::size_t head_bytes;
+  QuantParts(const Geometry& g, int lanes) noexcept
+      : k_grid(g.code_bytes_per_head() * lanes),
+        v_codes(k_grid + g.key_grid_bytes_per_head() * lanes),
+        v_grid(v_codes + g.code_bytes_per_head() * lanes),
+        head_bytes(v_grid + g.value_grid_bytes_per_head() * lanes) {}
+  std::size_t k_grid, v_codes, v_grid, head_bytes;
 };
-
-QuantParts quant_parts(const Geometry& g, int lanes) noexcept {
-  const std::size_t codes = g.code_bytes_per_head() * lanes;
-  const std::size_t key_grid = sizeof(fp16_t) * g.head_dim * lanes;
-  const std::size_t value_grid = sizeof(fp16_t) * g.window * lanes;
-  QuantParts p{};
-  p.k_codes = 0;
-  p.k_scale = codes;
-  p.k_zero = p.k_scale + key_grid;
-  p.v_codes = p.k_zero + key_grid;
-  p.v_scale = p.v_codes + codes;
-  p.v_zero = p.v_scale + value_grid;
-  p.head_bytes = p.v_zero + value_grid;
-  return p;
-}
 
 // Copies n items between a packed row and one lane of lane-major storage, either way.
 template <typename T, bool kStore>
@@ -59,28 +48,35 @@ void copy_full(const Geometry& g, std::uint8_t* group, int lanes, int lane, std:
 }
 
 template <bool kStore>
+void copy_grid(GridFormat format, std::uint8_t* group, int lanes, int lane, std::uint8_t* packed,
+               std::size_t n_grids) noexcept {
+  if (format == GridFormat::F16) {
+    copy_lane<fp16_t, kStore>(group, lanes, lane, packed, 2 * n_grids);
+  } else {
+    copy_lane<std::uint8_t, kStore>(group, lanes, lane, packed, grid_bytes(format) * n_grids);
+  }
+}
+
+template <bool kStore>
 void copy_quant(const Geometry& g, std::uint8_t* group, int lanes, int lane,
                 std::uint8_t* block) noexcept {
-  const QuantParts in_group = quant_parts(g, lanes);
-  const QuantParts in_block = quant_parts(g, 1);
+  const QuantParts in_group(g, lanes);
+  const QuantParts in_block(g, 1);
   const std::size_t codes = g.code_bytes_per_head();
-  const std::size_t dim = static_cast<std::size_t>(g.head_dim);
-  const std::size_t window = static_cast<std::size_t>(g.window);
   for (int h = 0; h < g.n_kv_heads; ++h) {
     std::uint8_t* to = group + in_group.head_bytes * h;
     std::uint8_t* from = block + in_block.head_bytes * h;
-    copy_lane<std::uint8_t, kStore>(to + in_group.k_codes, lanes, lane, from + in_block.k_codes,
-                                    codes);
-    copy_lane<fp16_t, kStore>(to + in_group.k_scale, lanes, lane, from + in_block.k_scale, dim);
-    copy_lane<fp16_t, kStore>(to + in_group.k_zero, lanes, lane, from + in_block.k_zero, dim);
+    copy_lane<std::uint8_t, kStore>(to, lanes, lane, from, codes);
+    copy_grid<kStore>(g.key_grid, to + in_group.k_grid, lanes, lane, from + in_block.k_grid,
+                      g.head_dim);
     std::uint8_t* values = to + in_group.v_codes + codes * lane;
     if constexpr (kStore) {
       std::memcpy(values, from + in_block.v_codes, codes);
     } else {
       std::memcpy(from + in_block.v_codes, values, codes);
     }
-    copy_lane<fp16_t, kStore>(to + in_group.v_scale, lanes, lane, from + in_block.v_scale, window);
-    copy_lane<fp16_t, kStore>(to + in_group.v_zero, lanes, lane, from + in_block.v_zero, window);
+    copy_grid<kStore>(g.value_grid, to + in_group.v_grid, lanes, lane, from + in_block.v_grid,
+                      g.window);
   }
 }
 
@@ -92,12 +88,30 @@ std::uint8_t* bytes_of(const T* p) noexcept {
 
 }  // namespace
 
+QuantView quant_view(const Geometry& g, const std::uint8_t* group, int lanes,
+                     int kv_head) noexcept {
+  const QuantParts p(g, lanes);
+  const std::uint8_t* head = group + p.head_bytes * kv_head;
+  return {lanes, head, head + p.k_grid, head + p.v_codes, head + p.v_grid, head + p.head_bytes};
+}
+
 QuantBlock quant_block(const Geometry& g, std::uint8_t* block, int kv_head) noexcept {
-  const QuantParts p = quant_parts(g, 1);
+  const QuantParts p(g, 1);
   std::uint8_t* head = block + p.head_bytes * kv_head;
-  const auto grid = [head](std::size_t at) { return reinterpret_cast<fp16_t*>(head + at); };
-  return {head + p.k_codes, grid(p.k_scale), grid(p.k_zero),
-          head + p.v_codes, grid(p.v_scale), grid(p.v_zero)};
+  QuantBlock b{};
+  b.k_codes = head;
+  b.k_grid = head + p.k_grid;
+  b.v_codes = head + p.v_codes;
+  b.v_grid = head + p.v_grid;
+  if (g.key_grid == GridFormat::F16) {
+    b.k_scale = reinterpret_cast<fp16_t*>(b.k_grid);
+    b.k_zero = b.k_scale + g.head_dim;
+  }
+  if (g.value_grid == GridFormat::F16) {
+    b.v_scale = reinterpret_cast<fp16_t*>(b.v_grid);
+    b.v_zero = b.v_scale + g.window;
+  }
+  return b;
 }
 
 void full_group_store(const Geometry& g, std::uint8_t* group, int lanes, int lane, const fp16_t* k,

@@ -6,12 +6,21 @@
 // with the pointer. For one KV head, n = lanes:
 //
 //   Full:       K  fp16 [Omega][D][n]        post-RoPE        | V  fp16 [n][Omega][D]
-//   Quantized:  K codes u8 [D][Omega*b/8][n] pre-RoPE | K scale fp16 [D][n] | K zero fp16 [D][n]
-//               | V codes u8 [n][Omega][D*b/8] | V scale fp16 [Omega][n] | V zero fp16 [Omega][n]
+//   Quantized:  K codes u8 [D][Omega*b/8][n] pre-RoPE | K grid
+//               | V codes u8 [n][Omega][D*b/8]      | V grid
 //
-// A code byte of K holds consecutive tokens of one channel, a code byte of V consecutive channels
-// of one token; item j of a byte sits in bits b*j .. b*j+b-1 (method.md section 6). Pure functions
-// on raw pointers; no allocation; noexcept.
+// Codes of b = 2, 4 or 8 bits: a code byte of K holds consecutive tokens of one channel, a code
+// byte of V consecutive channels of one token; item j of a byte sits in bits b*j .. b*j+b-1
+// (method.md section 6). b = 3: a row of m items (Omega tokens, D channels) is two planes, m/4
+// bytes with the low 2 bits of each code, then m/8 bytes with its high bit; each as above with b =
+// 2, 1.
+//
+// Grids, by format (geometry.h); m is D for K and Omega for V:
+//   F16:  scale fp16 [m][n] | zero fp16 [m][n]
+//   U8:   a u8 [m][n] | b u8 [m][n]
+//   U4:   u8 [m][n], a + 16 b
+//
+// Pure functions on raw pointers; no allocation; noexcept.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +31,36 @@
 
 namespace qevict {
 
-// One quantised window outside a group, in the exported order; all KV heads; size
-// geometry.quantized_window_bytes(). Offsets of the parts of KV head h come from quant_block().
-//   per head: k_codes u8 [D][Omega*b/8] | k_scale fp16 [D] | k_zero fp16 [D]
-//             | v_codes u8 [Omega][D*b/8] | v_scale fp16 [Omega] | v_zero fp16 [Omega]
+// The super-ranges of one layer, for grids that are not F16: every grid of the layer lies inside.
+// Keys before RoPE. A null pointer where the format needs none.
+struct QuantRange {
+  const fp16_t* keys = nullptr;    // [H][2][D]: low, width of each channel
+  const fp16_t* values = nullptr;  // [H][2]
+};
+
+// One KV head's parts of a Quantized group of `lanes` windows.
+struct QuantView {
+  int lanes;
+  const std::uint8_t* k_codes;
+  const std::uint8_t* k_grid;
+  const std::uint8_t* v_codes;
+  const std::uint8_t* v_grid;
+  const std::uint8_t* end;
+};
+QuantView quant_view(const Geometry& g, const std::uint8_t* group, int lanes, int kv_head) noexcept;
+
+// One quantised window outside a group, in the exported order (a group of one lane); all KV heads;
+// size geometry.quantized_window_bytes(). quant_block() gives the parts of KV head h:
+//   per head: k_codes u8 [D][Omega*b/8] | K grid | v_codes u8 [Omega][D*b/8] | V grid
 struct QuantBlock {
   std::uint8_t* k_codes;
-  fp16_t* k_scale;
-  fp16_t* k_zero;
+  std::uint8_t* k_grid;
   std::uint8_t* v_codes;
-  fp16_t* v_scale;
+  std::uint8_t* v_grid;
+  // F16 grids only.
+  fp16_t* k_scale;  // [D]
+  fp16_t* k_zero;
+  fp16_t* v_scale;  // [Omega]
   fp16_t* v_zero;
 };
 QuantBlock quant_block(const Geometry& g, std::uint8_t* block, int kv_head) noexcept;

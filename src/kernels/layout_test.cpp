@@ -20,7 +20,59 @@ const Geometry kShapes[] = {
     {.n_heads = 2, .n_kv_heads = 2, .head_dim = 8, .window = 4, .quant_bits = 2},
     {.n_heads = 3, .n_kv_heads = 3, .head_dim = 20, .window = 8, .quant_bits = 4},
     {.n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .window = 32, .quant_bits = 2},
+    {.n_heads = 2,
+     .n_kv_heads = 2,
+     .head_dim = 24,
+     .window = 8,
+     .quant_bits = 3,
+     .key_grid = GridFormat::U8,
+     .value_grid = GridFormat::U8},
+    {.n_heads = 2,
+     .n_kv_heads = 2,
+     .head_dim = 16,
+     .window = 8,
+     .quant_bits = 8,
+     .key_grid = GridFormat::U4,
+     .value_grid = GridFormat::U8},
 };
+
+// Bytes a token with 2 KV heads of 64, as the ladder of formats counts them.
+TEST(Layout, WindowBytesFollowTheFormula) {
+  struct Case {
+    int window;
+    GridFormat key, value;
+    std::size_t bytes_a_token;  // of 2-bit codes
+  };
+  constexpr GridFormat kF16 = GridFormat::F16;
+  constexpr GridFormat kU8 = GridFormat::U8;
+  constexpr GridFormat kU4 = GridFormat::U4;
+  for (const Case& c : {Case{8, kF16, kF16, 136},
+                        {8, kU8, kU8, 100},
+                        {8, kU4, kU8, 84},
+                        {16, kF16, kF16, 104},
+                        {16, kU8, kU8, 84},
+                        {16, kU4, kU8, 76},
+                        {32, kF16, kF16, 88},
+                        {32, kU8, kU8, 76},
+                        {32, kU4, kU8, 72}}) {
+    Geometry g{.n_heads = 14, .n_kv_heads = 2, .head_dim = 64, .window = c.window};
+    g.key_grid = c.key;
+    g.value_grid = c.value;
+    for (const int bits : {2, 3, 4, 8}) {
+      g.quant_bits = bits;
+      const std::size_t codes = std::size_t{32} * (bits - 2);
+      EXPECT_EQ(g.quantized_window_bytes(), (c.bytes_a_token + codes) * c.window);
+      EXPECT_TRUE(g.codes_fit());
+    }
+    EXPECT_EQ(g.range_bytes(), c.key == kF16 ? 0U : 4U * 2 * 64 + 4U * 2);
+  }
+  EXPECT_FALSE(
+      (Geometry{.n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .window = 4, .quant_bits = 3})
+          .codes_fit());
+  EXPECT_FALSE(
+      (Geometry{.n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .window = 5, .quant_bits = 8})
+          .codes_fit());
+}
 
 TEST(Layout, FullWindowsComeBackFromAnyLane) {
   std::mt19937 random(1);
@@ -93,6 +145,28 @@ TEST(Layout, BlockPartsFollowEachOther) {
   EXPECT_EQ(block.v_codes, head + 8 + 32);
   EXPECT_EQ(reinterpret_cast<std::uint8_t*>(block.v_scale), head + 8 + 32 + 8);
   EXPECT_EQ(reinterpret_cast<std::uint8_t*>(block.v_zero), head + 8 + 32 + 8 + 8);
+}
+
+TEST(Layout, GridsStandWhereTheHeaderSays) {
+  Geometry g = kShapes[4];
+  std::vector<std::uint8_t> bytes(g.quantized_window_bytes() * 3);
+  const std::size_t codes = std::size_t{8} * 16;
+  const std::size_t head = 2 * codes + 16 + 2 * 8;
+  ASSERT_EQ(g.quantized_window_bytes(), 2 * head);
+  const QuantView view = quant_view(g, bytes.data(), 3, 1);
+  EXPECT_EQ(view.k_codes, bytes.data() + 3 * head);
+  EXPECT_EQ(view.k_grid, view.k_codes + 3 * codes);
+  EXPECT_EQ(view.v_codes, view.k_grid + std::size_t{3} * 16);
+  EXPECT_EQ(view.v_grid, view.v_codes + 3 * codes);
+  EXPECT_EQ(view.end, bytes.data() + bytes.size());
+  // Lane 2 of head 1: the ends of channel 5, and end b of token 6's values.
+  std::vector<std::uint8_t> block(g.quantized_window_bytes());
+  const QuantBlock b = quant_block(g, block.data(), 1);
+  b.k_grid[5] = 0x93;
+  b.v_grid[8 + 6] = 77;
+  quant_group_store(g, bytes.data(), 3, 2, block.data());
+  EXPECT_EQ(view.k_grid[5 * 3 + 2], 0x93);
+  EXPECT_EQ(view.v_grid[(8 + 6) * 3 + 2], 77);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/fp16.h"
+#include "kernels/quant_view.h"
 #include "kernels/tables.h"
 
 namespace qevict {
@@ -30,30 +31,10 @@ class KeyReader {
 
   void quantized(int group, int lane, int j, double* k, double* v) const {
     const GroupRef& ref = p_.quantized[group];
-    const std::ptrdiff_t n = ref.lanes;
-    const std::ptrdiff_t codes = static_cast<std::ptrdiff_t>(g_.code_bytes_per_head()) * n;
-    const std::ptrdiff_t head_bytes =
-        static_cast<std::ptrdiff_t>(g_.quantized_window_bytes()) / g_.n_kv_heads * n;
-    const std::uint8_t* k_codes = ref.data + head_bytes * p_.kv_head;
-    const auto* k_scale = reinterpret_cast<const fp16_t*>(k_codes + codes);
-    const fp16_t* k_zero = k_scale + dim_ * n;
-    const auto* v_codes = reinterpret_cast<const std::uint8_t*>(k_zero + dim_ * n);
-    const auto* v_scale = reinterpret_cast<const fp16_t*>(v_codes + codes);
-    const fp16_t* v_zero = v_scale + g_.window * n;
-
-    const int bits = g_.quant_bits;
-    const int per_byte = 8 / bits;
-    const int mask = (1 << bits) - 1;
-    for (std::ptrdiff_t c = 0; c < dim_; ++c) {
-      const std::ptrdiff_t key_byte = (c * (g_.window / per_byte) + j / per_byte) * n + lane;
-      const int key_code = k_codes[key_byte] >> (j % per_byte * bits) & mask;
-      k[c] = static_cast<double>(key_code) * fp16_to_fp32(k_scale[c * n + lane]) +
-             fp16_to_fp32(k_zero[c * n + lane]);
-      const std::ptrdiff_t token = std::ptrdiff_t{lane} * g_.window + j;
-      const int value_code =
-          v_codes[token * (dim_ / per_byte) + c / per_byte] >> (c % per_byte * bits) & mask;
-      v[c] = static_cast<double>(value_code) * fp16_to_fp32(v_scale[j * n + lane]) +
-             fp16_to_fp32(v_zero[j * n + lane]);
+    const QuantView view = quant_view(g_, ref.data, ref.lanes, p_.kv_head);
+    for (int c = 0; c < g_.head_dim; ++c) {
+      k[c] = quant_key(g_, view, p_.quantized_range, p_.kv_head, lane, j, c);
+      v[c] = quant_value(g_, view, p_.quantized_range, p_.kv_head, lane, j, c);
     }
     rotate(group, lane, j, k);
   }

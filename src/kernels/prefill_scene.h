@@ -23,8 +23,10 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 struct Shape {
   int head_dim, group_size, n_kv_heads, window, bits;
   RopePairing pairing = RopePairing::Neox;
+  GridFormat key_grid = GridFormat::F16, value_grid = GridFormat::F16;
   Geometry geometry() const {
-    return {group_size * n_kv_heads, n_kv_heads, head_dim, window, bits, pairing};
+    return {
+        group_size * n_kv_heads, n_kv_heads, head_dim, window, bits, pairing, key_grid, value_grid};
   }
 };
 
@@ -50,6 +52,15 @@ class Scene {
     n_rows_ = layout.row0 + layout.n_tokens;
     k_rows_ = normals<fp16_t>(std::size_t(n_rows_) * g_.head_dim, 1.0F);
     v_rows_ = normals<fp16_t>(std::size_t(n_rows_) * g_.head_dim, 1.0F);
+    // Low ends; widths of 2 to 3.
+    range_keys_ = normals<fp16_t>(std::size_t(2) * g_.n_kv_heads * g_.head_dim, 0.5F);
+    range_values_ = normals<fp16_t>(std::size_t(2) * g_.n_kv_heads, 0.5F);
+    for (int h = 0; h < g_.n_kv_heads; ++h) {
+      for (int c = 0; c < g_.head_dim; ++c) {
+        range_keys_[(2 * h + 1) * g_.head_dim + c] = fp32_to_fp16(2.0F + float(c % 8) / 8.0F);
+      }
+      range_values_[2 * h + 1] = fp32_to_fp16(2.5F);
+    }
     for (const int lanes : layout.full_lanes) add_full(lanes);
     for (const int lanes : layout.quantized_lanes) add_quantized(lanes);
   }
@@ -93,6 +104,7 @@ class Scene {
     p.quantized = quantized_.data();
     p.n_quantized = int(quantized_.size());
     p.phases = phases_.data();
+    p.quantized_range = {range_keys_.data(), range_values_.data()};
     p.rope = &rope_;
     p.mass = want_mass ? mass.data() : nullptr;
     p.mass_stride = stride;
@@ -158,7 +170,7 @@ class Scene {
   std::mt19937 random_;
   RopeSpec rope_;
   std::vector<float> q_;
-  std::vector<fp16_t> k_rows_, v_rows_;
+  std::vector<fp16_t> k_rows_, v_rows_, range_keys_, range_values_;
   int n_rows_ = 0;
   float scale_ = 1.0F;
 
@@ -177,19 +189,32 @@ class Scene {
       for (std::size_t i = 0; i < g_.code_bytes_per_head() * lanes; ++i)
         bytes.push_back(byte(random_));
     };
-    const auto grid = [&](int n, float scale) {
+    const auto halves = [&](int n, float scale) {
       for (const fp16_t x : normals<fp16_t>(std::size_t(n) * lanes, scale)) {
         bytes.push_back(x & 0xFF);
         bytes.push_back(x >> 8);
       }
     };
+    // Ends a in the lower half of what there is, b in the upper one.
+    const auto grid = [&](GridFormat format, int n) {
+      if (format == GridFormat::F16) {
+        halves(n, 0.9F / float((1 << g_.quant_bits) - 1));
+        halves(n, 1.0F);
+        return;
+      }
+      for (int i = 0; i < n * lanes; ++i) {
+        const int x = byte(random_);
+        bytes.push_back(format == GridFormat::U4 ? x % 8 + 16 * (8 + x / 32) : x / 2);
+      }
+      for (int i = 0; i < n * lanes && format == GridFormat::U8; ++i) {
+        bytes.push_back(128 + byte(random_) / 2);
+      }
+    };
     for (int h = 0; h < g_.n_kv_heads; ++h) {
       codes();
-      grid(g_.head_dim, 0.3F);
-      grid(g_.head_dim, 1.0F);
+      grid(g_.key_grid, g_.head_dim);
       codes();
-      grid(g_.window, 0.3F);
-      grid(g_.window, 1.0F);
+      grid(g_.value_grid, g_.window);
     }
     std::vector<int> positions;
     for (int i = 0; i < lanes; ++i) positions.push_back(5 + g_.window * (3 * i + i % 2));

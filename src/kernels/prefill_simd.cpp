@@ -14,6 +14,7 @@
 #include "kernels/prefill_micro-inl.h"
 #include "kernels/prefill_pack-inl.h"
 #include "kernels/prefill_plan.h"
+#include "kernels/prefill_quant-inl.h"
 #include "kernels/tables.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -95,6 +95,28 @@ TEST(PrefillTile, MatchesTheReferenceForEveryShapeAndPrefix) {
   }
 }
 
+TEST(PrefillTile, MatchesTheReferenceForEveryCodeAndGridFormat) {
+  const Layout layout = {{}, {16, 5}, 5, 3, 4};
+  int n = 0;
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const auto& [key, value] : {std::pair{GridFormat::F16, GridFormat::F16},
+                                     {GridFormat::U8, GridFormat::U8},
+                                     {GridFormat::U4, GridFormat::U8}}) {
+      for (int i = 0; i < 2; ++i) {
+        constexpr int kDims[] = {64, 80, 96, 128, 256};
+        const int dim = kDims[++n % 5];
+        Shape shape = {dim, n % 8 + 1, 1 + n % 2, 8, bits};
+        if (n % 2 == 0) shape.pairing = RopePairing::Interleaved;
+        shape.key_grid = key;
+        shape.value_grid = value;
+        compare_with_reference(Scene(shape, layout, n), 0, layout.n_tokens, 1.0F,
+                               describe(shape, layout));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(PrefillTile, MatchesTheReferenceForEveryWindowLength) {
   for (int window = 1; window <= 32; ++window) {
     const Shape shape = {16, 2, 1, window, 4};
@@ -204,7 +226,12 @@ void plain_attention(const float* q, double scale, const std::vector<std::vector
 // masses.
 TEST(PrefillTile, AgreesWithPlainAttentionOverCodecWindows) {
   for (const RopePairing pairing : {RopePairing::Neox, RopePairing::Interleaved}) {
-    const Shape shape = {16, 2, 2, 8, 2, pairing};
+    Shape shape = {16, 2, 2, 8, 2, pairing};
+    if (pairing == RopePairing::Interleaved) {
+      shape.bits = 3;
+      shape.key_grid = GridFormat::U4;
+      shape.value_grid = GridFormat::U8;
+    }
     const int dim = shape.head_dim;
     const int sinks = 3;
     const int n_tokens = 9;
@@ -244,9 +271,10 @@ TEST(PrefillTile, AgreesWithPlainAttentionOverCodecWindows) {
       auto v = scene.normals<float>(window_floats, 1.0F);
       std::vector<std::uint8_t> block(g.quantized_window_bytes());
       std::vector<float> scratch(quantize_scratch_floats(g));
-      quantize_window_pre_rope(g, k.data(), v.data(), block.data(), scratch.data());
+      const QuantRange range = {scene.range_keys_.data(), scene.range_values_.data()};
+      quantize_window_pre_rope(g, k.data(), v.data(), block.data(), scratch.data(), range);
       quant_group_store(g, quantized.data(), 2, lane, block.data());
-      dequantize_window(g, block.data(), k.data(), v.data());
+      dequantize_window(g, block.data(), k.data(), v.data(), range);
       for (int j = 0; j < g.window; ++j) {
         std::vector<float> cos(dim / 2), sin(dim / 2);
         rope_angles(scene.rope(), positions[lane] + j, cos.data(), sin.data());

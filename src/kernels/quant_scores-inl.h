@@ -13,75 +13,33 @@
 #define QEVICT_KERNELS_QUANT_SCORES_INL_H_
 #endif
 
-#include <cstring>
-
 #include "kernels/attend_common-inl.h"
+#include "kernels/quant_data-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace qevict {
 namespace HWY_NAMESPACE {
 
-// One KV head's part of a group (layout.h).
-struct QuantHead {
-  QuantHead(const Geometry& g, const GroupRef& group, int kv_head) : lanes(group.lanes) {
-    const std::size_t n = static_cast<std::size_t>(group.lanes);
-    const std::size_t codes = g.code_bytes_per_head() * n;
-    const std::size_t key_grid = static_cast<std::size_t>(g.head_dim) * n;
-    const std::size_t value_grid = static_cast<std::size_t>(g.window) * n;
-    bytes = 2 * codes + 4 * key_grid + 4 * value_grid;
-    k_codes = group.data + bytes * kv_head;
-    k_scale = reinterpret_cast<const fp16_t*>(k_codes + codes);
-    k_zero = k_scale + key_grid;
-    v_codes = reinterpret_cast<const std::uint8_t*>(k_zero + key_grid);
-    v_scale = reinterpret_cast<const fp16_t*>(v_codes + codes);
-    v_zero = v_scale + value_grid;
-  }
-  int lanes;
-  std::size_t bytes;
-  const std::uint8_t* k_codes;
-  const fp16_t* k_scale;
-  const fp16_t* k_zero;
-  const std::uint8_t* v_codes;
-  const fp16_t* v_scale;
-  const fp16_t* v_zero;
-};
-
 inline constexpr int kFactors = 6;
 inline constexpr int kPairBlock = 16;
 
-// Key zeros whose rows of 16 lanes can be read whole (see attend_full-inl.h): the allocation may
-// end less than a row after them.
-struct KeyZeros {
-  KeyZeros(const QuantHead& head, const Geometry& g) : rows(head.k_zero) {
-    const auto after = static_cast<std::size_t>(head.k_codes + head.bytes - head.v_codes);
-    if (after >= kLanes * sizeof(fp16_t)) return;
-    std::memcpy(padded, rows, sizeof(fp16_t) * g.head_dim * head.lanes);
-    rows = padded;
-  }
-  KeyZeros(const KeyZeros&) = delete;
-  const fp16_t* rows;
-  HWY_ALIGN fp16_t padded[128];
-};
-
 // Factors of pairs first_pair .. first_pair + count - 1: [count][kFactors][kLanes].
-HWY_INLINE void key_factors(const QuantHead& head, const Geometry& g, const fp16_t* zeros,
-                            const float* phases, int first_pair, int count,
-                            float* HWY_RESTRICT factors) {
+HWY_INLINE void key_factors(const KeyGrids& grids, const Geometry& g, const float* phases,
+                            int first_pair, int count, float* HWY_RESTRICT factors) {
   const LaneTag d;
   const int pairs = g.head_dim / 2;
   const bool neox = g.pairing == RopePairing::Neox;
   for (int c = first_pair; c < first_pair + count; ++c) {
-    const std::ptrdiff_t first = std::ptrdiff_t{neox ? c : 2 * c} * head.lanes;
-    const std::ptrdiff_t second = first + std::ptrdiff_t{neox ? pairs : 1} * head.lanes;
+    const int first = neox ? c : 2 * c;
+    const int second = first + (neox ? pairs : 1);
     const float* phase = phases + std::ptrdiff_t{c} * 2 * kLanes;
     float* out = factors + std::ptrdiff_t{c - first_pair} * kFactors * kLanes;
     for (int part = 0; part < kLanes; part += kLaneVec, out += kLaneVec) {
       const auto cos = hn::LoadU(d, phase + part);
       const auto sin = hn::LoadU(d, phase + kLanes + part);
-      const auto scale1 = load_f16(d, head.k_scale + first + part);
-      const auto scale2 = load_f16(d, head.k_scale + second + part);
-      const auto zero1 = load_f16(d, zeros + first + part);
-      const auto zero2 = load_f16(d, zeros + second + part);
+      Vec<LaneTag> scale1, scale2, zero1, zero2;
+      grids.load(first, part, scale1, zero1);
+      grids.load(second, part, scale2, zero2);
       hn::Store(hn::Mul(scale1, cos), d, out);
       hn::Store(hn::Neg(hn::Mul(scale2, sin)), d, out + kLanes);
       hn::Store(hn::NegMulAdd(zero2, sin, hn::Mul(zero1, cos)), d, out + 2 * kLanes);
@@ -144,22 +102,98 @@ void rotate_queries_back(const Geometry& g, const float* q, const float* cos, co
   }
 }
 
-// Code bytes of the two channels of pair c, in strides of bytes.
+// Where the codes of tokens j and j + 1 are: in one byte (2 and 4 bits), in a byte each (8 bits),
+// in one byte of each of two planes (3 bits).
+enum class CodeShape : std::uint8_t { Shared, Apart, Planes };
+
+HWY_INLINE CodeShape code_shape(int bits) {
+  return bits == 3 ? CodeShape::Planes : bits == 8 ? CodeShape::Apart : CodeShape::Shared;
+}
+
+// A field of some bits of each lane, as a float: its bits become the unit of the mantissa of a
+// power of two, which is then subtracted. The multipliers and the shifter are left alone.
+struct CodeField {
+  // bits shift .. shift + width - 1, times 2^up.
+  CodeField(int width, int shift, int up = 0)
+      : mask(hn::Set(hn::RebindToSigned<LaneTag>(), ((1 << width) - 1) << shift)),
+        base(hn::Set(LaneTag(), static_cast<float>(1 << (23 - shift + up)))) {}
+  HWY_INLINE Vec<LaneTag> decode(Vec<hn::RebindToSigned<LaneTag>> x) const {
+    const LaneTag d;
+    const hn::RebindToSigned<LaneTag> di;
+    return hn::Sub(hn::BitCast(d, hn::OrAnd(hn::BitCast(di, base), x, mask)), base);
+  }
+  Vec<hn::RebindToSigned<LaneTag>> mask;
+  Vec<LaneTag> base;
+};
+
+// The codes of tokens j and j + 1 in a channel's row of bytes.
+struct TokenCodes {
+  TokenCodes(const Geometry& g, int lanes, int j) {
+    const int bits = g.quant_bits;
+    const int width = bits == 3 ? 2 : bits;
+    const int per_byte = 8 / width;
+    first = std::ptrdiff_t{j / per_byte} * lanes;
+    shift = j % per_byte * width;
+    other = bits == 3 ? std::ptrdiff_t{g.window / 4 + j / 8} * lanes : first + lanes;
+    other_shift = bits == 3 ? j % 8 : 0;
+    this->width = width;
+  }
+  std::ptrdiff_t first;  // bytes from the channel's row; token j's
+  std::ptrdiff_t other;  // Apart: token j + 1's; Planes: the high bits
+  int shift, other_shift;
+  int width;
+};
+
+// The rows of the two channels of pair c, in strides of bytes.
 struct CodeRows {
   const std::uint8_t* first;
   std::ptrdiff_t second;  // from the first channel's row to the second's
   std::ptrdiff_t step;    // from pair to pair
 };
 
-// Adds `pairs` pairs to the scores of tokens j and j + 1, whose codes are neighbours in a byte: in
-// its upper half when kUpper. q: packed, of token j. next: what will be wanted later; as many bytes
-// are fetched as codes are read.
-template <int H, int kBits, bool kUpper>
-HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_RESTRICT factors,
-                          const float* HWY_RESTRICT q, std::ptrdiff_t q_token, const char* next,
-                          float* HWY_RESTRICT s) {
+// What will be wanted later; as many bytes are fetched as codes are read.
+struct Ahead {
+  const char* at;
+  int step;  // bytes for two tokens of a pair
+};
+
+// The codes of one channel, tokens j and j + 1, as they are read from its row.
+template <CodeShape kShape>
+struct CodeReader {
+  explicit CodeReader(const TokenCodes& t)
+      : t(t),
+        field{CodeField(t.width, t.shift),
+              CodeField(t.width, kShape == CodeShape::Apart ? t.shift : t.shift + t.width)},
+        high{CodeField(1, t.other_shift, 2), CodeField(1, t.other_shift + 1, 2)} {}
+  HWY_INLINE void read(const std::uint8_t* row, Vec<LaneTag> (&code)[2]) const {
+    const LaneTag d;
+    const auto bytes = load_u8(d, row + t.first);
+    if constexpr (kShape == CodeShape::Apart) {
+      code[0] = hn::ConvertTo(d, bytes);
+      code[1] = hn::ConvertTo(d, load_u8(d, row + t.other));
+      return;
+    }
+    code[0] = field[0].decode(bytes);
+    code[1] = field[1].decode(bytes);
+    if constexpr (kShape == CodeShape::Planes) {
+      const auto upper = load_u8(d, row + t.other);
+      code[0] = hn::Add(code[0], high[0].decode(upper));
+      code[1] = hn::Add(code[1], high[1].decode(upper));
+    }
+  }
+  const TokenCodes t;
+  const CodeField field[2];
+  const CodeField high[2];
+};
+
+// Adds `pairs` pairs to the scores of tokens j and j + 1. q: packed, of token j.
+template <int H, CodeShape kShape>
+HWY_INLINE void score_two(const CodeRows& rows, const TokenCodes& tokens, int pairs,
+                          const float* HWY_RESTRICT factors, const float* HWY_RESTRICT q,
+                          std::ptrdiff_t q_token, Ahead ahead, float* HWY_RESTRICT s) {
   const LaneTag d;
   using V = Vec<LaneTag>;
+  const CodeReader<kShape> codes(tokens);
   for (int part = 0; part < kLanes; part += kLaneVec) {
     V sum[2][H];
     for (int h = 0; h < H; ++h) {
@@ -168,15 +202,14 @@ HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_REST
     const std::uint8_t* row = rows.first + part;
     const float* f = factors + part;
     const float* qc = q;
+    const char* next = ahead.at;
     for (int c = 0; c < pairs; ++c, row += rows.step, f += kFactors * kLanes, qc += 2 * H) {
-      const auto bytes1 = load_u8(d, row);
-      const auto bytes2 = load_u8(d, row + rows.second);
-      for (int i = 0; i < kBits / 2; ++i) prefetch(next, (std::ptrdiff_t{c} * kBits / 2 + i) * 64);
-      constexpr int kShift = kUpper ? 4 : 0;
-      const V code1[2] = {decode<kBits, kShift>(d, bytes1),
-                          decode<kBits, kShift + kBits>(d, bytes1)};
-      const V code2[2] = {decode<kBits, kShift>(d, bytes2),
-                          decode<kBits, kShift + kBits>(d, bytes2)};
+      V code1[2];
+      V code2[2];
+      codes.read(row, code1);
+      codes.read(row + rows.second, code2);
+      for (int at = 0; at < ahead.step; at += 64) prefetch(next, at);
+      next += ahead.step;
       V key1[2];
       V key2[2];
       for (int t = 0; t < 2; ++t) {
@@ -200,30 +233,24 @@ HWY_INLINE void score_two(const CodeRows& rows, int pairs, const float* HWY_REST
 }
 
 // Adds pairs first_pair .. first_pair + count - 1 to the scores s [window][H][kLanes].
-template <int H, int kBits>
-HWY_INLINE void score_quantized(const Geometry& g, const QuantHead& head, const float* factors,
+template <int H, CodeShape kShape>
+HWY_INLINE void score_quantized(const Geometry& g, const QuantView& view, const float* factors,
                                 int first_pair, int count, const float* q, const char* next,
                                 float* s) {
   const int pairs = g.head_dim / 2;
   const bool neox = g.pairing == RopePairing::Neox;
-  constexpr int kPerByte = 8 / kBits;
-  const std::ptrdiff_t channel = std::ptrdiff_t{g.window / kPerByte} * head.lanes;
-  const std::ptrdiff_t step = neox ? channel : 2 * channel;
+  const std::ptrdiff_t channel = std::ptrdiff_t{g.window * g.quant_bits / 8} * view.lanes;
   const std::ptrdiff_t q_token = std::ptrdiff_t{g.head_dim} * H;
-  const std::uint8_t* codes = head.k_codes + first_pair * step;
+  const int ahead = 32 * g.quant_bits;
+  CodeRows rows{};
+  rows.step = neox ? channel : 2 * channel;
+  rows.second = neox ? pairs * channel : channel;
+  rows.first = view.k_codes + first_pair * rows.step;
   q += std::ptrdiff_t{first_pair} * 2 * H;
-  next += std::ptrdiff_t{first_pair} * g.window * 16 * kBits;  // 64 bytes for two 2-bit tokens
-  for (int j = 0; j < g.window; j += 2) {
-    const CodeRows rows = {codes + std::ptrdiff_t{j / kPerByte} * head.lanes,
-                           neox ? pairs * channel : channel, step};
-    const float* qj = q + j * q_token;
-    float* sj = s + std::ptrdiff_t{j} * H * kLanes;
-    const char* ahead = next + std::ptrdiff_t{j} * count * 16 * kBits;
-    if (kBits == 2 && j % 4 == 2) {
-      score_two<H, kBits, true>(rows, count, factors, qj, q_token, ahead, sj);
-    } else {
-      score_two<H, kBits, false>(rows, count, factors, qj, q_token, ahead, sj);
-    }
+  next += std::ptrdiff_t{first_pair} * (g.window / 2) * ahead;
+  for (int j = 0; j < g.window; j += 2, next += std::ptrdiff_t{count} * ahead) {
+    score_two<H, kShape>(rows, TokenCodes(g, view.lanes, j), count, factors, q + j * q_token,
+                         q_token, {next, ahead}, s + std::ptrdiff_t{j} * H * kLanes);
   }
 }
 

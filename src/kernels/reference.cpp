@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/quant_view.h"
 #include "kernels/tables.h"
 
 namespace qevict {
@@ -29,46 +30,6 @@ struct FullHead {
   int lanes_;
   const fp16_t* k_;
   const fp16_t* v_;
-};
-
-struct QuantHead {
-  QuantHead(const Geometry& g, const GroupRef& group, int kv_head) : g_(g), lanes_(group.lanes) {
-    const std::size_t head = g.quantized_window_bytes() / g.n_kv_heads * group.lanes;
-    k_codes_ = group.data + head * kv_head;
-    k_scale_ = reinterpret_cast<const fp16_t*>(k_codes_ + g.code_bytes_per_head() * lanes_);
-    k_zero_ = k_scale_ + static_cast<std::ptrdiff_t>(g.head_dim) * lanes_;
-    v_codes_ = reinterpret_cast<const std::uint8_t*>(
-        k_zero_ + static_cast<std::ptrdiff_t>(g.head_dim) * lanes_);
-    v_scale_ = reinterpret_cast<const fp16_t*>(v_codes_ + g.code_bytes_per_head() * lanes_);
-    v_zero_ = v_scale_ + static_cast<std::ptrdiff_t>(g.window) * lanes_;
-  }
-  // Before RoPE.
-  float key(int lane, int j, int d) const {
-    const int bits = g_.quant_bits;
-    const int per_byte = 8 / bits;
-    const int row = d * (g_.window / per_byte) + j / per_byte;
-    const int code = (k_codes_[row * lanes_ + lane] >> (j % per_byte * bits)) & ((1 << bits) - 1);
-    const int at = d * lanes_ + lane;
-    return static_cast<float>(code) * fp16_to_fp32(k_scale_[at]) + fp16_to_fp32(k_zero_[at]);
-  }
-  float value(int lane, int j, int d) const {
-    const int bits = g_.quant_bits;
-    const int per_byte = 8 / bits;
-    const int byte = v_codes_[((lane * g_.window + j) * g_.head_dim + d) / per_byte];
-    const int code = (byte >> (d % per_byte * bits)) & ((1 << bits) - 1);
-    const int at = j * lanes_ + lane;
-    return static_cast<float>(code) * fp16_to_fp32(v_scale_[at]) + fp16_to_fp32(v_zero_[at]);
-  }
-
- private:
-  const Geometry& g_;
-  int lanes_;
-  const std::uint8_t* k_codes_;
-  const fp16_t* k_scale_;
-  const fp16_t* k_zero_;
-  const std::uint8_t* v_codes_;
-  const fp16_t* v_scale_;
-  const fp16_t* v_zero_;
 };
 
 // One head's online softmax in double; continues and finishes the caller's fp32 state.
@@ -167,7 +128,7 @@ void reference_attend_quantized(const AttendQuantizedParams& p) noexcept {
   for (int h = 0; h < g_size; ++h) {
     Softmax softmax(p.state, h, g.head_dim);
     for (int i = 0; i < p.n_groups; ++i) {
-      const QuantHead head(g, p.groups[i], p.kv_head);
+      const QuantView view = quant_view(g, p.groups[i].data, p.groups[i].lanes, p.kv_head);
       const float* phases = p.phases + static_cast<std::ptrdiff_t>(i) * pairs * 2 * kLanes;
       const auto score = [&](int n, int j) {
         const float* q = p.q_back + (static_cast<std::ptrdiff_t>(j) * g_size + h) * g.head_dim;
@@ -177,13 +138,15 @@ void reference_attend_quantized(const AttendQuantizedParams& p) noexcept {
           const int second = neox ? c + pairs : 2 * c + 1;
           const double cos = phases[(c * 2 + 0) * kLanes + n];
           const double sin = phases[(c * 2 + 1) * kLanes + n];
-          const double a = head.key(n, j, first);
-          const double b = head.key(n, j, second);
+          const double a = quant_key(g, view, p.range, p.kv_head, n, j, first);
+          const double b = quant_key(g, view, p.range, p.kv_head, n, j, second);
           sum += q[first] * (a * cos - b * sin) + q[second] * (a * sin + b * cos);
         }
         return sum;
       };
-      const auto value = [&](int n, int j, int d) { return head.value(n, j, d); };
+      const auto value = [&](int n, int j, int d) {
+        return quant_value(g, view, p.range, p.kv_head, n, j, d);
+      };
       attend_group(p.groups[i].lanes, g.window, softmax, p.mass.power,
                    mass_sum(p.mass, i, g_size, h), mass_max(p.mass, i, g_size, h), score, value);
     }

@@ -77,21 +77,6 @@ HWY_INLINE Vec<D> exp_nonpositive(D d, Vec<D> x) {
   return hn::BitCast(d, hn::IfThenElseZero(hn::RebindMask(di, in_range), bits));
 }
 
-// The code in bits kShift .. kShift + kBits - 1 of each lane, as a float. Its bits become the unit
-// of the mantissa of 2^(23 - kShift), which is then subtracted: on AVX-512 two instructions that
-// leave the multipliers alone, where a table lookup would not.
-template <int kBits, int kShift, class D>
-HWY_INLINE Vec<D> decode(D d, Vec<hn::RebindToSigned<D>> x) {
-  const hn::RebindToSigned<D> di;
-  const auto mask = hn::Set(di, ((1 << kBits) - 1) << kShift);
-#if HWY_TARGET <= HWY_AVX3
-  const auto base = hn::Set(d, static_cast<float>(1 << (23 - kShift)));
-  return hn::Sub(hn::BitCast(d, hn::OrAnd(hn::BitCast(di, base), x, mask)), base);
-#else
-  return hn::ConvertTo(d, hn::ShiftRight<kShift>(hn::And(x, mask)));
-#endif
-}
-
 // n pointers to the same floats that the compiler takes for different ones. It then multiplies by a
 // broadcast memory operand each time instead of keeping the broadcast in a register for several
 // uses: on AVX-512 that is up to 15 % faster.

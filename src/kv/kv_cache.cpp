@@ -40,7 +40,7 @@ Status check_quantizer(const Geometry& g) {
     return bad_input(std::to_string(g.window) +
                      " (window): use a multiple of 4, or quant_share 0 for no Quantized tier");
   }
-  if (g.head_dim * g.quant_bits % 8 != 0 || g.window * g.quant_bits % 8 != 0) {
+  if (!g.codes_fit()) {
     return bad_input(std::to_string(g.quant_bits) +
                      " (quant_bits): a row of codes must fill whole bytes; use another window");
   }
