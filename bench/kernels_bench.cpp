@@ -73,21 +73,25 @@ struct Store {
 };
 
 struct Call {
-  explicit Call(const Geometry& g)
-      : q(static_cast<std::size_t>(g.window) * g.group_size() * g.head_dim, 0.01F),
+  Call(const Geometry& g, const KernelTable& kernels)
+      : q(static_cast<std::size_t>(g.group_size()) * g.head_dim, 0.01F),
+        q_back(query_back_floats(g)),
         phases(static_cast<std::size_t>(kGroupsPerCall) * g.head_dim * kLanes, 0.7F),
         o(static_cast<std::size_t>(g.group_size()) * g.head_dim),
         m(g.group_size()),
         l(g.group_size()),
         window_sum(static_cast<std::size_t>(kGroupsPerCall) * g.group_size() * kLanes),
-        group_max(static_cast<std::size_t>(kGroupsPerCall) * g.group_size()) {}
-  std::vector<float> q, phases, o, m, l, window_sum, group_max;
+        group_max(static_cast<std::size_t>(kGroupsPerCall) * g.group_size()) {
+    std::vector<float> cos(static_cast<std::size_t>(g.window) * g.head_dim / 2, 0.7F);
+    kernels.rotate_queries_back(g, q.data(), cos.data(), cos.data(), q_back.data());
+  }
+  std::vector<float> q, q_back, phases, o, m, l, window_sum, group_max;
 };
 
 void decode(benchmark::State& state, const KernelTable& kernels, char name, int bits, bool masses) {
   const Geometry g = shape(name, bits == 0 ? 2 : bits);
   const Store store(g, bits != 0, static_cast<std::size_t>(state.range(0)) << 20);
-  Call call(g);
+  Call call(g, kernels);
   const SoftmaxState softmax{call.o.data(), call.m.data(), call.l.data()};
   GroupMass mass;
   if (masses) mass = {call.window_sum.data(), call.group_max.data(), 1.0F};
@@ -99,8 +103,8 @@ void decode(benchmark::State& state, const KernelTable& kernels, char name, int 
         if (bits == 0) {
           kernels.attend_full({&g, head, call.q.data(), groups, kGroupsPerCall, softmax, mass});
         } else {
-          kernels.attend_quantized(
-              {&g, head, call.q.data(), call.phases.data(), groups, kGroupsPerCall, softmax, mass});
+          kernels.attend_quantized({&g, head, call.q_back.data(), call.phases.data(), groups,
+                                    kGroupsPerCall, softmax, mass});
         }
       }
       benchmark::DoNotOptimize(call.o.data());

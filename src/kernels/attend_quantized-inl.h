@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "kernels/attend_vnni.h"
 #include "kernels/quant_scores-inl.h"
 #include "kernels/quant_values-inl.h"
 
@@ -22,7 +23,7 @@ struct ScoreWork {
   const float* factors;
   int first_pair, count;
   const float* q;  // packed
-  const char* next;
+  Ahead next;
   float* s;
 
   template <int H>
@@ -72,9 +73,10 @@ struct ValueWork {
 };
 
 struct QuantSweep {
-  QuantSweep(const AttendQuantizedParams& p, int first_head, int n_heads)
+  QuantSweep(const AttendQuantizedParams& p, int first_head, int n_heads, AddIntegerValues integer)
       : p(p),
         g(*p.geometry),
+        integer(integer),
         first_head(first_head),
         n_heads(n_heads),
         blocks(n_heads),
@@ -102,7 +104,11 @@ struct QuantSweep {
     for (const std::uint8_t* line = next.v_grid; line < next.end; line += 64) prefetch(line, 0);
     softmax(i, view, grid);
     enter();
-    add_values(view);
+    if (integer != nullptr) {
+      add_integer_values(view);
+    } else {
+      add_values(view);
+    }
   }
 
   void score(int i, const QuantView& view, const QuantView& next) {
@@ -110,21 +116,18 @@ struct QuantSweep {
     const float* q = p.q_back + std::ptrdiff_t{first_head} * g.head_dim * g.window;
     const float* phases = p.phases + std::ptrdiff_t{i} * g.head_dim * kLanes;
     const KeyGrids grids(g, view, range);
-    HWY_ALIGN float factors[kPairBlock * kFactors * kLanes];
+    // As many bytes as codes, of keys and of values, are read.
+    const Ahead ahead = {reinterpret_cast<const char*>(next.k_codes), 32 * g.quant_bits};
     std::memset(s, 0, sizeof(float) * g.window * n_heads * kLanes);
     for (int c = 0; c < pairs; c += kPairBlock) {
       const int count = HWY_MIN(kPairBlock, pairs - c);
+      HWY_ALIGN float factors[kPairBlock * kFactors * kLanes];
       key_factors(grids, g, phases, c, count, factors);
       for (int b = 0; b < blocks.n_blocks; ++b) {
         const std::ptrdiff_t first = blocks.first(b);
-        const ScoreWork work = {g,
-                                view,
-                                factors,
-                                c,
-                                count,
-                                q + first * g.head_dim * g.window,
-                                reinterpret_cast<const char*>(next.k_codes),
-                                s + first * g.window * kLanes};
+        const float* packed = q + first * g.head_dim * g.window;
+        const ScoreWork work = {g,     view,   factors, c,
+                                count, packed, ahead,   s + first * g.window * kLanes};
         run_heads<kHeadBlock>(blocks.count(b), work);
       }
     }
@@ -164,6 +167,14 @@ struct QuantSweep {
     }
   }
 
+  void add_integer_values(const QuantView& view) {
+    for (int b = 0; b < blocks.n_blocks; ++b) {
+      const std::ptrdiff_t first = blocks.first(b);
+      integer(
+          {&g, view, s + first * g.window * kLanes, blocks.count(b), o + first * stride, stride});
+    }
+  }
+
   void add_values(const QuantView& view) {
     const std::ptrdiff_t row_bytes = g.head_dim * g.quant_bits / 8;
     const int at_once = HWY_MIN(view.lanes, kCodeBytes / (stride * g.window));
@@ -182,6 +193,7 @@ struct QuantSweep {
 
   const AttendQuantizedParams& p;
   const Geometry& g;
+  AddIntegerValues integer;  // null: values in fp32
   int first_head, n_heads;
   HeadBlocks blocks;
   int stride;  // of o and of spread codes: D padded
@@ -194,9 +206,17 @@ struct QuantSweep {
   HWY_ALIGN std::uint8_t codes[kCodeBytes];
 };
 
-void attend_quantized(const AttendQuantizedParams& p) noexcept {
+HWY_INLINE void run_quant_sweeps(const AttendQuantizedParams& p, AddIntegerValues integer) {
   const HeadBlocks sweeps(p.geometry->group_size(), kQuantSweepHeads);
-  for (int i = 0; i < sweeps.n_blocks; ++i) QuantSweep(p, sweeps.first(i), sweeps.count(i)).run();
+  for (int i = 0; i < sweeps.n_blocks; ++i) {
+    QuantSweep(p, sweeps.first(i), sweeps.count(i), integer).run();
+  }
+}
+
+void attend_quantized(const AttendQuantizedParams& p) noexcept { run_quant_sweeps(p, nullptr); }
+
+void attend_quantized_integer(const AttendQuantizedParams& p) noexcept {
+  run_quant_sweeps(p, vnni_add_values());
 }
 
 // 4 x 4 transposition.

@@ -17,6 +17,7 @@ struct AttendShape {
   int head_dim = 64, group_size = 7, window = 8, bits = 2;
   RopePairing pairing = RopePairing::Neox;
   GridFormat key_grid = GridFormat::F16, value_grid = GridFormat::F16;
+  float key_bias = 0.0F;  // on every 11th channel of quantised keys with F16 grids
   Geometry geometry() const {
     return {2 * group_size, 2, head_dim, window, bits, pairing, key_grid, value_grid};
   }
@@ -61,7 +62,8 @@ class AttendScene {
         size_(g_.group_size()),
         rope_(RopeSpec::plain(g_.pairing, g_.head_dim, 1e4)),
         n_recent_(n_recent),
-        capacity_((n_recent + kLanes) / kLanes * kLanes) {
+        capacity_((n_recent + kLanes) / kLanes * kLanes),
+        key_bias_(shape.key_bias) {
     const float scale = 2.0F / std::sqrt(static_cast<float>(g_.head_dim));
     q_ = normals(std::size_t(size_) * g_.head_dim, scale);
     std::vector<float> cos(std::size_t(g_.window) * g_.head_dim / 2);
@@ -272,6 +274,9 @@ class AttendScene {
         if (b.k_scale != nullptr) {
           fill(b.k_scale, g_.head_dim, 0.3F * size, 0.1F * size);
           fill(b.k_zero, g_.head_dim, -0.6F, 0.3F);
+          for (int c = 0; c < g_.head_dim; c += 11) {
+            b.k_zero[c] = fp32_to_fp16(fp16_to_fp32(b.k_zero[c]) + key_bias_);
+          }
         } else {
           fill_ends(g_.key_grid, b.k_grid, g_.head_dim);
         }
@@ -289,7 +294,10 @@ class AttendScene {
 
   void fill(fp16_t* grid, int n, float mean, float spread) {
     const std::vector<float> x = normals(n, spread);
-    for (int i = 0; i < n; ++i) grid[i] = fp32_to_fp16(mean + x[i]);
+    // Scales are positive.
+    for (int i = 0; i < n; ++i) {
+      grid[i] = fp32_to_fp16(mean > 0.0F ? std::abs(mean + x[i]) : mean + x[i]);
+    }
   }
 
   void fill_ends(GridFormat format, std::uint8_t* grid, int n) {
@@ -332,6 +340,7 @@ class AttendScene {
   int size_;
   RopeSpec rope_;
   int n_recent_, capacity_;
+  float key_bias_;
   std::mt19937 random_{1};
   std::vector<float> q_, cos_, sin_;
   std::vector<std::unique_ptr<std::uint8_t[]>> buffers_;

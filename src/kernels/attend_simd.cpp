@@ -21,8 +21,9 @@ namespace HWY_NAMESPACE {
 const AttendOps* get_attend_ops() { return nullptr; }
 #else
 const AttendOps* get_attend_ops() {
-  static constexpr AttendOps kOps = {HWY_TARGET,    attend_full,         attend_quantized,
-                                     attend_recent, rotate_queries_back, window_phases};
+  static constexpr AttendOps kOps = {
+      HWY_TARGET,          attend_full,   attend_quantized,        attend_recent,
+      rotate_queries_back, window_phases, attend_quantized_integer};
   return &kOps;
 }
 #endif

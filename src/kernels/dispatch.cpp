@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "kernels/attend_vnni.h"
 #include "kernels/panel_products.h"
 #include "kernels/tables.h"
 
@@ -27,7 +28,7 @@ constexpr KernelTable kReference = {"reference",
 
 // The tables that this CPU and build have, slowest first.
 struct Tables {
-  std::array<KernelTable, kIsas.size() + 3> table;
+  std::array<KernelTable, kIsas.size() + 4> table;
   std::size_t n = 0;
   // The last of them, when there is one, is never chosen by itself: a test double of "amx".
   std::size_t n_hidden = 0;
@@ -63,6 +64,11 @@ void add_simd_tables(Tables& tables) {
     emulated = tables.table[tables.n - 1];
     emulated.name = "emulated_tiles";
     emulated.prefill_tile = prefill->prefill_tile_emulated;
+    if (isa.target == HWY_AVX3 && vnni_add_values() != nullptr && cpu_has_vnni()) {
+      tables.table[tables.n] = tables.table[tables.n - 1];
+      tables.table[tables.n].name = "avx512_vnni";
+      tables.table[tables.n++].attend_quantized = attend->attend_quantized_integer;
+    }
     if (isa.target == HWY_AVX3 && amx_products() != nullptr) {
       tables.table[tables.n] = tables.table[tables.n - 1];
       tables.table[tables.n].name = "amx";

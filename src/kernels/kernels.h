@@ -134,7 +134,9 @@ std::size_t prefill_scratch_bytes(const Geometry& g, int n_full_groups, int n_qu
 struct DenseOps;  // kernels/dense.h
 
 struct KernelTable {
-  const char* name;  // "reference", "sse4", "avx2", "avx512", "neon", "amx" (prompts on tiles)
+  // "reference", "sse4", "avx2", "avx512", "avx512_vnni" (quantised values in whole numbers),
+  // "neon", "amx" (prompts on tiles)
+  const char* name;
   void (*attend_full)(const AttendFullParams&) noexcept;
   void (*attend_quantized)(const AttendQuantizedParams&) noexcept;
   void (*attend_recent)(const AttendRecentParams&) noexcept;
@@ -152,7 +154,8 @@ struct KernelTable {
 // The scalar specification.
 const KernelTable& reference_kernels() noexcept;
 // The best table this CPU runs, or the one that the environment variable QEVICT_ISA names
-// (reference|sse4|avx2|avx512|amx|neon); an unknown or unsupported name is reported by isa_error().
+// (reference|sse4|avx2|avx512|avx512_vnni|amx|neon); an unknown or unsupported name is reported by
+// isa_error().
 const KernelTable& active_kernels() noexcept;
 // A table by name; null when this CPU or build lacks it. "emulated_tiles", the best vector table
 // with prompt products on emulated matrix tiles (slow), is there for tests and not among

@@ -16,6 +16,25 @@ namespace {
 constexpr double kTolerance = 5e-5;
 constexpr double kMassTolerance = 1e-4;
 
+// Values in whole numbers (attend_vnni.h): weights are rounded to 16 bits; measured below 7e-5.
+constexpr double kIntegerTolerance = 1e-4;
+
+bool is_integer(const KernelTable& table) {
+  const KernelTable* vnni = find_kernels("avx512_vnni");
+  return vnni != nullptr && table.attend_quantized == vnni->attend_quantized;
+}
+
+void expect_quantized(const KernelTable& table, const Attended& got, const Attended& want,
+                      const std::string& what) {
+  const bool integer = is_integer(table);
+  EXPECT_LE(relative_l2(got.out, want.out), integer ? kIntegerTolerance : kTolerance) << what;
+  ASSERT_EQ(got.mass.size(), want.mass.size());
+  for (std::size_t i = 0; i < got.mass.size(); ++i) {
+    ASSERT_NEAR(got.mass[i], want.mass[i], kMassTolerance * want.mass[i] + 1e-12)
+        << what << " " << i;
+  }
+}
+
 void expect_close(const Attended& got, const Attended& want, const std::string& what) {
   EXPECT_LE(relative_l2(got.out, want.out), kTolerance) << what;
   ASSERT_EQ(got.mass.size(), want.mass.size());
@@ -66,8 +85,8 @@ TEST(Attend, QuantizedMatchesTheReferenceForEveryShapeAndLaneCount) {
             const AttendScene scene(shape, lanes);
             const Attended want = scene.quantized(reference_kernels());
             for (const KernelTable* table : simd_kernels()) {
-              expect_close(scene.quantized(*table), want,
-                           std::string(table->name) + " " + shape.name());
+              expect_quantized(*table, scene.quantized(*table), want,
+                               std::string(table->name) + " " + shape.name());
             }
           }
         }
@@ -88,7 +107,8 @@ void expect_quantized_close(const AttendShape& shape, const std::vector<int>& la
   const AttendScene scene(shape, lanes);
   const Attended want = scene.quantized(reference_kernels());
   for (const KernelTable* table : simd_kernels()) {
-    expect_close(scene.quantized(*table), want, std::string(table->name) + " " + shape.name());
+    expect_quantized(*table, scene.quantized(*table), want,
+                     std::string(table->name) + " " + shape.name());
   }
 }
 
@@ -105,6 +125,26 @@ TEST(Attend, EveryCodeAndGridFormatMatchesTheReference) {
         shape.window = shape.head_dim == 64 && n % 2 == 0 ? 16 : 8;
         shape.pairing = n % 3 == 0 ? RopePairing::Interleaved : RopePairing::Neox;
         expect_quantized_close(shape, n % 5 == 0 ? std::vector<int>{1} : std::vector<int>{16, 7});
+      }
+    }
+  }
+}
+
+// Models with a bias in the key projection have channels that are far from 0 in every token.
+TEST(Attend, BiasedKeysAndLargeQueriesMatchTheReference) {
+  for (const float bias : {0.0F, 10.0F, 30.0F, 300.0F}) {
+    for (const float queries : {0.01F, 1.0F, 4.0F}) {
+      for (const int dim : {64, 128}) {
+        AttendScene scene({.head_dim = dim, .group_size = 3, .key_bias = bias}, {16, 16, 16, 5});
+        scene.scale_queries(queries);
+        const Attended want = scene.quantized(reference_kernels());
+        for (const KernelTable* table : simd_kernels()) {
+          const Attended got = scene.quantized(*table);
+          // fp32 scores: their rounding error grows with the terms of the sum.
+          const double fp32 = 5e-5 + 1e-6 * double(bias) * double(queries);
+          EXPECT_LE(relative_l2(got.out, want.out), is_integer(*table) ? kIntegerTolerance : fp32)
+              << table->name << " bias " << bias << " queries " << queries << " D" << dim;
+        }
       }
     }
   }
@@ -148,7 +188,8 @@ TEST(Attend, EveryLaneCountWorks) {
       const Attended quantized = scene.quantized(reference_kernels());
       for (const KernelTable* table : simd_kernels()) {
         expect_close(scene.full(*table), full, std::string(table->name) + " full");
-        expect_close(scene.quantized(*table), quantized, std::string(table->name) + " quantized");
+        expect_quantized(*table, scene.quantized(*table), quantized,
+                         std::string(table->name) + " quantized");
       }
     }
   }
@@ -210,7 +251,7 @@ TEST(Attend, MassesSumToOneAndToThePower) {
     const Attended recent = scene2.recent(reference_kernels(), power);
     for (const KernelTable* table : simd_kernels()) {
       expect_close(scene2.full(*table, power), full, "full");
-      expect_close(scene2.quantized(*table, power), quantized, "quantized");
+      expect_quantized(*table, scene2.quantized(*table, power), quantized, "quantized");
       expect_close(scene2.recent(*table, power), recent, "recent");
     }
   }
@@ -282,14 +323,17 @@ TEST(Phases, EqualTheAnglesOfTheWindowsBase) {
 }
 
 TEST(Tables, EachIsaHasCodeOfItsOwn) {
+  std::set<void (*)(const AttendQuantizedParams&) noexcept> quantized;
   std::set<void (*)(const AttendFullParams&) noexcept> full;
   std::set<void (*)(const PrefillParams&) noexcept> prefill;
   for (const std::string& isa : available_isas()) {
     const KernelTable* table = find_kernels(isa);
     ASSERT_NE(table, nullptr);
     EXPECT_EQ(table->name, isa);
-    // The matrix tiles serve prompts only.
-    EXPECT_EQ(full.insert(table->attend_full).second, isa != "amx") << isa;
+    // The matrix tiles serve prompts only, whole numbers quantised tiers only.
+    EXPECT_EQ(full.insert(table->attend_full).second, isa != "amx" && isa != "avx512_vnni") << isa;
+    EXPECT_EQ(quantized.insert(table->attend_quantized).second, isa != "amx") << isa;
+    if (isa == "avx512_vnni") continue;
     EXPECT_TRUE(prefill.insert(table->prefill_tile).second) << isa;
   }
   EXPECT_EQ(find_kernels("mmx"), nullptr);
@@ -297,6 +341,8 @@ TEST(Tables, EachIsaHasCodeOfItsOwn) {
   EXPECT_EQ(find_kernels("sse4") != nullptr, __builtin_cpu_supports("sse4.2") != 0);
   EXPECT_EQ(find_kernels("avx2") != nullptr, __builtin_cpu_supports("avx2") != 0);
   EXPECT_EQ(find_kernels("avx512") != nullptr, __builtin_cpu_supports("avx512bw") != 0);
+  EXPECT_EQ(find_kernels("avx512_vnni") != nullptr,
+            __builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512vbmi") != 0);
 #elif defined(__aarch64__)
   EXPECT_EQ(available_isas(), (std::vector<std::string>{"reference", "neon"}));
 #endif
@@ -305,7 +351,8 @@ TEST(Tables, EachIsaHasCodeOfItsOwn) {
 // In fresh processes, because the choice is made once; nothing may ask for a table before setenv().
 TEST(TablesDeathTest, EnvironmentForcesTheIsa) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const char* isa : {"reference", "sse4", "avx2", "avx512", "neon", "avx9000"}) {
+  for (const char* isa :
+       {"reference", "sse4", "avx2", "avx512", "avx512_vnni", "neon", "avx9000"}) {
     EXPECT_EXIT(
         {
           setenv("QEVICT_ISA", isa, 1);

@@ -23,23 +23,27 @@ namespace HWY_NAMESPACE {
 inline constexpr int kFactors = 6;
 inline constexpr int kPairBlock = 16;
 
+// The channels of pair c.
+HWY_INLINE int first_channel(const Geometry& g, int c) {
+  return g.pairing == RopePairing::Neox ? c : 2 * c;
+}
+HWY_INLINE int second_channel(const Geometry& g, int c) {
+  return g.pairing == RopePairing::Neox ? c + g.head_dim / 2 : 2 * c + 1;
+}
+
 // Factors of pairs first_pair .. first_pair + count - 1: [count][kFactors][kLanes].
 HWY_INLINE void key_factors(const KeyGrids& grids, const Geometry& g, const float* phases,
                             int first_pair, int count, float* HWY_RESTRICT factors) {
   const LaneTag d;
-  const int pairs = g.head_dim / 2;
-  const bool neox = g.pairing == RopePairing::Neox;
   for (int c = first_pair; c < first_pair + count; ++c) {
-    const int first = neox ? c : 2 * c;
-    const int second = first + (neox ? pairs : 1);
     const float* phase = phases + std::ptrdiff_t{c} * 2 * kLanes;
     float* out = factors + std::ptrdiff_t{c - first_pair} * kFactors * kLanes;
     for (int part = 0; part < kLanes; part += kLaneVec, out += kLaneVec) {
       const auto cos = hn::LoadU(d, phase + part);
       const auto sin = hn::LoadU(d, phase + kLanes + part);
       Vec<LaneTag> scale1, scale2, zero1, zero2;
-      grids.load(first, part, scale1, zero1);
-      grids.load(second, part, scale2, zero2);
+      grids.load(first_channel(g, c), part, scale1, zero1);
+      grids.load(second_channel(g, c), part, scale2, zero2);
       hn::Store(hn::Mul(scale1, cos), d, out);
       hn::Store(hn::Neg(hn::Mul(scale2, sin)), d, out + kLanes);
       hn::Store(hn::NegMulAdd(zero2, sin, hn::Mul(zero1, cos)), d, out + 2 * kLanes);
@@ -151,7 +155,7 @@ struct CodeRows {
   std::ptrdiff_t step;    // from pair to pair
 };
 
-// What will be wanted later; as many bytes are fetched as codes are read.
+// What will be wanted later is fetched little by little.
 struct Ahead {
   const char* at;
   int step;  // bytes for two tokens of a pair
@@ -235,22 +239,20 @@ HWY_INLINE void score_two(const CodeRows& rows, const TokenCodes& tokens, int pa
 // Adds pairs first_pair .. first_pair + count - 1 to the scores s [window][H][kLanes].
 template <int H, CodeShape kShape>
 HWY_INLINE void score_quantized(const Geometry& g, const QuantView& view, const float* factors,
-                                int first_pair, int count, const float* q, const char* next,
-                                float* s) {
+                                int first_pair, int count, const float* q, Ahead next, float* s) {
   const int pairs = g.head_dim / 2;
   const bool neox = g.pairing == RopePairing::Neox;
   const std::ptrdiff_t channel = std::ptrdiff_t{g.window * g.quant_bits / 8} * view.lanes;
   const std::ptrdiff_t q_token = std::ptrdiff_t{g.head_dim} * H;
-  const int ahead = 32 * g.quant_bits;
   CodeRows rows{};
   rows.step = neox ? channel : 2 * channel;
   rows.second = neox ? pairs * channel : channel;
   rows.first = view.k_codes + first_pair * rows.step;
   q += std::ptrdiff_t{first_pair} * 2 * H;
-  next += std::ptrdiff_t{first_pair} * (g.window / 2) * ahead;
-  for (int j = 0; j < g.window; j += 2, next += std::ptrdiff_t{count} * ahead) {
+  next.at += std::ptrdiff_t{first_pair} * (g.window / 2) * next.step;
+  for (int j = 0; j < g.window; j += 2, next.at += std::ptrdiff_t{count} * next.step) {
     score_two<H, kShape>(rows, TokenCodes(g, view.lanes, j), count, factors, q + j * q_token,
-                         q_token, {next, ahead}, s + std::ptrdiff_t{j} * H * kLanes);
+                         q_token, next, s + std::ptrdiff_t{j} * H * kLanes);
   }
 }
 

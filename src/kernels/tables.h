@@ -35,6 +35,8 @@ struct AttendOps {
                               float* q_back) noexcept;
   void (*window_phases)(const WindowPhases&, const std::int32_t* windows, int lanes,
                         float* out) noexcept;
+  // With the values in whole numbers (attend_vnni.h), for the CPUs that have VNNI as well.
+  void (*attend_quantized_integer)(const AttendQuantizedParams&) noexcept;
 };
 
 struct PrefillOps {
