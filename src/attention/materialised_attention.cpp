@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "kernels/codec.h"
 #include "kernels/dense.h"
 
 namespace qevict {
@@ -16,8 +15,7 @@ std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to *
 }  // namespace
 
 MaterialisedAttention::MaterialisedAttention(KvCache& cache, const KernelTable& kernels,
-                                             int n_threads, const std::vector<float>& back_cos,
-                                             const std::vector<float>& back_sin)
+                                             int n_threads)
     : cache_(cache),
       kernels_(kernels),
       geometry_(cache.geometry()),
@@ -25,8 +23,12 @@ MaterialisedAttention::MaterialisedAttention(KvCache& cache, const KernelTable& 
       want_mass_(cache.needs().mass),
       power_(static_cast<float>(cache.needs().mass_power)),
       decay_(static_cast<float>(cache.needs().mass_decay)),
-      back_cos_(back_cos),
-      back_sin_(back_sin) {}
+      turn_(static_cast<std::size_t>(geometry_.window) * geometry_.head_dim) {
+  for (int j = 0; j < geometry_.window; ++j) {
+    float* cos = turn_.data() + static_cast<std::size_t>(j) * geometry_.head_dim;
+    rope_angles(cache.rope(), j, cos, cos + geometry_.head_dim / 2);
+  }
+}
 
 bool MaterialisedAttention::accessible(const LayerCache& layer) const {
   return cache_.config().quantized_accessible && layer.quantized().size() > 0;
@@ -40,9 +42,9 @@ int MaterialisedAttention::window_tokens(const LayerCache& layer) const {
 void MaterialisedAttention::reserve_restore() {
   const Geometry& g = geometry_;
   const std::size_t rows = static_cast<std::size_t>(g.n_kv_heads) * g.window * g.head_dim;
-  const std::size_t floats = 2 * rows + static_cast<std::size_t>(g.head_dim) * (kLanes + 1);
-  restore_stride_ = round_up(g.quantized_window_bytes(), 64) +
-                    round_up(floats * sizeof(float) + 2 * rows * sizeof(fp16_t), 64);
+  restore_stride_ = round_up(dense_restore_scratch_bytes(g), 64) +
+                    round_up(sizeof(float) * g.head_dim * kLanes, 64) +
+                    round_up(sizeof(fp16_t) * 2 * rows, 64);
   restore_.reserve(restore_stride_ * n_threads_);
   std::size_t full = 0;
   std::size_t quantized = 0;
@@ -61,16 +63,14 @@ void MaterialisedAttention::reserve_restore() {
 
 MaterialisedAttention::Restore MaterialisedAttention::restore_scratch(int ith) const {
   const Geometry& g = geometry_;
-  const std::size_t rows = static_cast<std::size_t>(g.n_kv_heads) * g.window * g.head_dim;
+  std::uint8_t* part = restore_.data() + restore_stride_ * ith;
   Restore r{};
-  r.block = restore_.data() + restore_stride_ * ith;
-  r.phases = reinterpret_cast<float*>(r.block + round_up(g.quantized_window_bytes(), 64));
-  r.k = r.phases + static_cast<std::size_t>(g.head_dim) * kLanes;
-  r.v = r.k + rows;
-  r.cos = r.v + rows;
-  r.sin = r.cos + g.head_dim / 2;
-  r.k16 = reinterpret_cast<fp16_t*>(r.sin + g.head_dim / 2);
-  r.v16 = r.k16 + rows;
+  r.scratch = part;
+  part += round_up(dense_restore_scratch_bytes(g), 64);
+  r.phases = reinterpret_cast<float*>(part);
+  part += round_up(sizeof(float) * g.head_dim * kLanes, 64);
+  r.k = reinterpret_cast<fp16_t*>(part);
+  r.v = r.k + static_cast<std::size_t>(g.n_kv_heads) * g.window * g.head_dim;
   return r;
 }
 
@@ -100,13 +100,13 @@ void MaterialisedAttention::restore_full(const LayerCache& layer, int group, int
   const Restore r = restore_scratch(ith);
   for (int lane = 0; lane < layer.full().groups()[group].lanes; ++lane) {
     const int slot = group * kLanes + lane;
-    layer.full().load_full(slot, r.k16, r.v16);
+    layer.full().load_full(slot, r.k, r.v);
     for (int h = 0; h < g.n_kv_heads; ++h) {
       const std::size_t to = (static_cast<std::size_t>(h) * stride + first +
                               static_cast<std::size_t>(full_rank_[slot]) * g.window) *
                              g.head_dim;
-      std::copy_n(r.k16 + h * row, row, dense_k_.data() + to);
-      std::copy_n(r.v16 + h * row, row, dense_v_.data() + to);
+      std::copy_n(r.k + h * row, row, dense_k_.data() + to);
+      std::copy_n(r.v + h * row, row, dense_v_.data() + to);
     }
   }
 }
@@ -114,37 +114,26 @@ void MaterialisedAttention::restore_full(const LayerCache& layer, int group, int
 void MaterialisedAttention::restore_quantized(const LayerCache& layer, int group, int first,
                                               int stride, int ith) noexcept {
   const Geometry& g = geometry_;
-  const int pairs = g.head_dim / 2;
-  const std::size_t row = static_cast<std::size_t>(g.window) * g.head_dim;
   const Restore r = restore_scratch(ith);
-  const int lanes = layer.quantized().groups()[group].lanes;
-  kernels_.window_phases(cache_.phases(), layer.quantized().ids().data() + group * kLanes, lanes,
+  const GroupRef& stored = layer.quantized().groups()[group];
+  const int slot = group * kLanes;
+  kernels_.window_phases(cache_.phases(), layer.quantized().ids().data() + slot, stored.lanes,
                          r.phases);
-  for (int lane = 0; lane < lanes; ++lane) {
-    const int slot = group * kLanes + lane;
-    layer.quantized().load_block(slot, r.block);
-    dequantize_window(g, r.block, r.k, r.v);
-    for (int j = 0; j < g.window; ++j) {
-      // The base's angle plus j: no sines are computed here, as none are in the fused kernels.
-      for (int c = 0; c < pairs; ++c) {
-        const float cos = r.phases[(2 * c) * kLanes + lane];
-        const float sin = r.phases[(2 * c + 1) * kLanes + lane];
-        r.cos[c] = cos * back_cos_[j * pairs + c] - sin * back_sin_[j * pairs + c];
-        r.sin[c] = sin * back_cos_[j * pairs + c] + cos * back_sin_[j * pairs + c];
-      }
-      for (int h = 0; h < g.n_kv_heads; ++h) {
-        rope_rotate(cache_.rope(), r.cos, r.sin, 1.0F, r.k + h * row + j * g.head_dim);
-      }
-    }
-    for (int h = 0; h < g.n_kv_heads; ++h) {
-      const std::size_t to = (static_cast<std::size_t>(h) * stride + first +
-                              static_cast<std::size_t>(quantized_rank_[slot]) * g.window) *
+  DenseRestoreParams p;
+  p.geometry = &geometry_;
+  p.group = &stored;
+  p.phases = r.phases;
+  p.turn = turn_.data();
+  p.scratch = r.scratch;
+  for (p.kv_head = 0; p.kv_head < g.n_kv_heads; ++p.kv_head) {
+    for (int lane = 0; lane < stored.lanes; ++lane) {
+      const std::size_t to = (static_cast<std::size_t>(p.kv_head) * stride + first +
+                              static_cast<std::size_t>(quantized_rank_[slot + lane]) * g.window) *
                              g.head_dim;
-      for (std::size_t i = 0; i < row; ++i) {
-        dense_k_.data()[to + i] = fp32_to_fp16(r.k[h * row + i]);
-        dense_v_.data()[to + i] = fp32_to_fp16(r.v[h * row + i]);
-      }
+      p.k[lane] = dense_k_.data() + to;
+      p.v[lane] = dense_v_.data() + to;
     }
+    kernels_.dense->restore(p);
   }
 }
 

@@ -26,9 +26,7 @@ namespace qevict {
 
 class MaterialisedAttention {
  public:
-  // back_cos, back_sin [Omega][D/2]: angles of 0 .. Omega-1; they outlive this object.
-  MaterialisedAttention(KvCache& cache, const KernelTable& kernels, int n_threads,
-                        const std::vector<float>& back_cos, const std::vector<float>& back_sin);
+  MaterialisedAttention(KvCache& cache, const KernelTable& kernels, int n_threads);
 
   // What the threads of one call share: claimed and finished items, 0 before the call.
   struct Counters {
@@ -89,12 +87,11 @@ class MaterialisedAttention {
   void multiply_chunk(const Phases& phases, int item, int ith) noexcept;
   void finish_step(int layer, const Phases& phases, float* out) noexcept;
 
-  // A thread's scratch: one window as stored, in fp32 and in fp16, and its group's phases.
+  // A thread's scratch: a Full window's rows, a group's phases, and the kernel's.
   struct Restore {
-    std::uint8_t* block;
-    float *k, *v, *phases;  // [H][Omega][D], the same, [D/2][2][kLanes]
-    fp16_t *k16, *v16;
-    float *cos, *sin;  // [D/2]
+    fp16_t *k, *v;  // [H][Omega][D]
+    float* phases;  // [D/2][2][kLanes]
+    void* scratch;
   };
   Restore restore_scratch(int ith) const;
 
@@ -104,7 +101,7 @@ class MaterialisedAttention {
   const int n_threads_;
   const bool want_mass_;
   const float power_, decay_;
-  const std::vector<float>&back_cos_, &back_sin_;
+  std::vector<float> turn_;  // [Omega][2][D/2]: cos, sin of the angles of 0 .. Omega-1
 
   // Rank of each slot's window among the accessible ones by position, and the scratch to find it.
   std::vector<std::int32_t> full_rank_, quantized_rank_, by_window_;

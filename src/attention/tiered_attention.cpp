@@ -26,8 +26,7 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
   step_cos_.resize(pairs);
   step_sin_.resize(pairs);
   if (!cache.config().fused_attention) {
-    materialised_ =
-        std::make_unique<MaterialisedAttention>(cache, kernels, n_threads, back_cos_, back_sin_);
+    materialised_ = std::make_unique<MaterialisedAttention>(cache, kernels, n_threads);
   }
 }
 

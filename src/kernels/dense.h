@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "base/fp16.h"
+#include "kernels/kernels.h"
 
 namespace qevict {
 
@@ -40,7 +41,20 @@ struct DenseValuesParams {
   void* scratch = nullptr;  // as above
 };
 
+// Brings one KV head of a Quantized group back as fp16 rows: dequantised, keys rotated.
+struct DenseRestoreParams {
+  const Geometry* geometry = nullptr;
+  int kv_head = 0;
+  const GroupRef* group = nullptr;
+  const float* phases = nullptr;  // [D/2][2][kLanes]: of the lanes' window bases
+  const float* turn = nullptr;    // [Omega][2][D/2]: cos, sin of the angles of 0 .. Omega-1
+  fp16_t* k[kLanes]{};            // where each lane's rows go, [Omega][D]
+  fp16_t* v[kLanes]{};
+  void* scratch = nullptr;  // dense_restore_scratch_bytes(), 64-byte aligned
+};
+
 struct DenseOps {
+  void (*restore)(const DenseRestoreParams&) noexcept;
   void (*scores)(const DenseScoresParams&) noexcept;
   void (*values)(const DenseValuesParams&) noexcept;
   // Softmax of the first n_visible >= 1 scores in place; scores n_visible .. n - 1 become 0.
@@ -52,5 +66,6 @@ struct DenseOps {
 
 // Upper bound of the scratch that scores() and values() need for n_q rows.
 std::size_t dense_scratch_bytes(int n_q, int head_dim);
+std::size_t dense_restore_scratch_bytes(const Geometry& g);
 
 }  // namespace qevict

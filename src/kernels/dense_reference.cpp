@@ -2,10 +2,45 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/codec.h"
 #include "kernels/tables.h"
 
 namespace qevict {
 namespace {
+
+void reference_dense_restore(const DenseRestoreParams& p) noexcept {
+  const Geometry& g = *p.geometry;
+  const int pairs = g.head_dim / 2;
+  const bool neox = g.pairing == RopePairing::Neox;
+  const std::ptrdiff_t rows = static_cast<std::ptrdiff_t>(g.window) * g.head_dim;
+  auto* k = static_cast<float*>(p.scratch);
+  float* v = k + rows * g.n_kv_heads;
+  auto* block = reinterpret_cast<std::uint8_t*>(v + rows * g.n_kv_heads);
+  for (int lane = 0; lane < p.group->lanes; ++lane) {
+    quant_group_load(g, p.group->data, p.group->lanes, lane, block);
+    dequantize_window(g, block, k, v);
+    for (int j = 0; j < g.window; ++j) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(j) * g.head_dim;
+      const float* key = k + rows * p.kv_head + at;
+      const float* value = v + rows * p.kv_head + at;
+      for (int c = 0; c < pairs; ++c) {
+        const int first = neox ? c : 2 * c;
+        const int second = neox ? c + pairs : 2 * c + 1;
+        const double base_cos = p.phases[(2 * c) * kLanes + lane];
+        const double base_sin = p.phases[(2 * c + 1) * kLanes + lane];
+        const double turn_cos = p.turn[at + c];
+        const double turn_sin = p.turn[at + pairs + c];
+        const double cos = base_cos * turn_cos - base_sin * turn_sin;
+        const double sin = base_sin * turn_cos + base_cos * turn_sin;
+        p.k[lane][at + first] =
+            fp32_to_fp16(static_cast<float>(key[first] * cos - key[second] * sin));
+        p.k[lane][at + second] =
+            fp32_to_fp16(static_cast<float>(key[first] * sin + key[second] * cos));
+      }
+      for (int c = 0; c < g.head_dim; ++c) p.v[lane][at + c] = fp32_to_fp16(value[c]);
+    }
+  }
+}
 
 void reference_dense_scores(const DenseScoresParams& p) noexcept {
   for (int i = 0; i < p.n_q; ++i) {
@@ -57,7 +92,8 @@ void reference_dense_column_sums(const float* p, std::ptrdiff_t stride, int n_ro
 
 }  // namespace
 
-const DenseOps kReferenceDenseOps = {reference_dense_scores, reference_dense_values,
-                                     reference_dense_softmax_row, reference_dense_column_sums};
+const DenseOps kReferenceDenseOps = {reference_dense_restore, reference_dense_scores,
+                                     reference_dense_values, reference_dense_softmax_row,
+                                     reference_dense_column_sums};
 
 }  // namespace qevict

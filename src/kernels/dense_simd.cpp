@@ -27,6 +27,14 @@ std::size_t dense_scratch_bytes(int n_q, int head_dim) {
          (rows * width + kPanelTokens * width + std::size_t{kMaxRowBlock} * kPanelTokens);
 }
 
+std::size_t dense_restore_scratch_bytes(const Geometry& g) {
+  const std::size_t width = (g.head_dim + kMaxBlockFloats - 1) / kMaxBlockFloats * kMaxBlockFloats;
+  const std::size_t panels = sizeof(float) * (2 * kPanelTokens + 4) * width;
+  // The reference works window by window, on all KV heads.
+  const std::size_t rows = static_cast<std::size_t>(g.n_kv_heads) * g.window * g.head_dim;
+  return std::max(panels, sizeof(float) * 2 * rows + g.quantized_window_bytes());
+}
+
 }  // namespace qevict
 #endif  // HWY_ONCE
 
@@ -55,6 +63,70 @@ struct DenseScratch {
   float* block;  // [kRowBlock][kPanelTokens]
   float* rows;   // [n_blocks][...]
 };
+
+void narrow_row(const float* from, int n, fp16_t* to) {
+  for (int c = 0; c < n; ++c) to[c] = fp32_to_fp16(from[c]);
+}
+
+// Four tokens' rows from a packed key panel: the opposite of pack_key_rows().
+HWY_INLINE void unpack_key_rows(const KeyPanel& keys, int token, float* out) {
+  const hn::FixedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> d2;
+  const std::ptrdiff_t dim = keys.head_dim;
+  const float* p = keys.at(token, 0);
+  for (int c = 0; c < dim; c += 4, p += 4 * kBlockFloats) {
+    const auto c0 = hn::Load(d, p);
+    const auto c1 = hn::Load(d, p + kBlockFloats);
+    const auto c2 = hn::Load(d, p + 2 * kBlockFloats);
+    const auto c3 = hn::Load(d, p + 3 * kBlockFloats);
+    const auto lo01 = hn::BitCast(d2, hn::InterleaveLower(d, c0, c1));
+    const auto lo23 = hn::BitCast(d2, hn::InterleaveLower(d, c2, c3));
+    const auto hi01 = hn::BitCast(d2, hn::InterleaveUpper(d, c0, c1));
+    const auto hi23 = hn::BitCast(d2, hn::InterleaveUpper(d, c2, c3));
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, lo01, lo23)), d, out + c);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, lo01, lo23)), d, out + dim + c);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, hi01, hi23)), d, out + 2 * dim + c);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, hi01, hi23)), d, out + 3 * dim + c);
+  }
+}
+
+void dense_restore(const DenseRestoreParams& p) noexcept {
+  const Geometry& g = *p.geometry;
+  const int dim = g.head_dim;
+  const std::ptrdiff_t width =
+      (dim + kMaxBlockFloats - 1) / kMaxBlockFloats * std::ptrdiff_t{kMaxBlockFloats};
+  const KeyPanel keys{static_cast<float*>(p.scratch), dim};
+  const ValuePanel values = value_panel(keys.data + kPanelTokens * width, dim);
+  float* rows = keys.data + 2 * kPanelTokens * width;
+  PrefillParams prefill;
+  prefill.geometry = p.geometry;
+  prefill.kv_head = p.kv_head;
+  prefill.quantized = p.group;
+  prefill.n_quantized = 1;
+  prefill.phases = p.phases;
+  PrefillPanel panel;
+  panel.kind = PanelKind::Quantized;
+  panel.lanes = p.group->lanes;
+  for (int j0 = 0; j0 < g.window; j0 += kPanelVectors) {
+    panel.j0 = j0;
+    panel.nj = std::min(kPanelVectors, g.window - j0);
+    panel.n_vectors = panel.nj;
+    pack_quantized(prefill, panel, p.turn, keys, values);
+    for (int jj = 0; jj < panel.nj; ++jj) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(j0 + jj) * dim;
+      for (int lane = 0; lane < p.group->lanes; lane += 4) {
+        unpack_key_rows(keys, jj * kLanes + lane, rows);
+        for (int i = lane; i < std::min(lane + 4, p.group->lanes); ++i) {
+          narrow_row(rows + (i - lane) * dim, dim, p.k[i] + at);
+          for (int c = 0; c < dim; c += values.width) {
+            narrow_row(values.at(jj * kLanes + i, c), std::min(values.width, dim - c),
+                       p.v[i] + at + c);
+          }
+        }
+      }
+    }
+  }
+}
 
 void dense_scores(const DenseScoresParams& p) noexcept {
   const int dim = p.head_dim;
@@ -170,7 +242,8 @@ void dense_column_sums(const float* p, std::ptrdiff_t stride, int n_rows, int n,
 
 const TargetDenseOps* get_dense_ops() {
   static constexpr TargetDenseOps ops = {
-      {dense_scores, dense_values, dense_softmax_row, dense_column_sums}, HWY_TARGET};
+      {dense_restore, dense_scores, dense_values, dense_softmax_row, dense_column_sums},
+      HWY_TARGET};
   return &ops;
 }
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/codec.h"
 #include "kernels/kernels.h"
 
 namespace qevict {
@@ -46,6 +47,51 @@ class Dense : public ::testing::Test {
   }
   struct Free {
     void operator()(void* p) const { std::free(p); }
+  };
+  // A Quantized group of random windows, brought back for the second KV head.
+  struct Restored {
+    Restored(Dense& dense, const Geometry& geometry, int n) : g(geometry), lanes(n) {
+      const RopeSpec rope = RopeSpec::plain(g.pairing, g.head_dim, 1e4);
+      group.resize(lanes * g.quantized_window_bytes());
+      std::vector<std::uint8_t> block(g.quantized_window_bytes());
+      std::vector<float> work(quantize_scratch_floats(g));
+      const std::size_t all = static_cast<std::size_t>(g.n_kv_heads) * g.window * g.head_dim;
+      for (int lane = 0; lane < lanes; ++lane) {
+        quantize_window(g, rope, 0, dense.halves(all).data(), dense.halves(all).data(),
+                        block.data(), work.data());
+        quant_group_store(g, group.data(), lanes, lane, block.data());
+      }
+      std::int32_t ids[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) ids[lane] = lane * 37;
+      phases.resize(static_cast<std::size_t>(g.head_dim) * kLanes);
+      reference_kernels().window_phases({rope, 5, g.window, 1000}, ids, lanes, phases.data());
+      turn.resize(static_cast<std::size_t>(g.window) * g.head_dim);
+      for (int j = 0; j < g.window; ++j) {
+        float* cos = &turn[static_cast<std::size_t>(j) * g.head_dim];
+        rope_angles(rope, j, cos, cos + g.head_dim / 2);
+      }
+    }
+    // Keys of all windows, then values.
+    std::vector<float> rows(const KernelTable& table) const {
+      const std::size_t n = turn.size();
+      std::vector<fp16_t> out(2 * lanes * n);
+      const std::size_t bytes = (dense_restore_scratch_bytes(g) + 63) / 64 * 64;
+      const std::unique_ptr<void, Free> scratch(std::aligned_alloc(64, bytes));
+      const GroupRef ref{group.data(), lanes};
+      DenseRestoreParams p{&g, 1, &ref, phases.data(), turn.data(), {}, {}, scratch.get()};
+      for (int lane = 0; lane < lanes; ++lane) {
+        p.k[lane] = &out[lane * n];
+        p.v[lane] = &out[(lanes + lane) * n];
+      }
+      table.dense->restore(p);
+      std::vector<float> wide;
+      for (const fp16_t x : out) wide.push_back(fp16_to_fp32(x));
+      return wide;
+    }
+    Geometry g;
+    int lanes;
+    std::vector<std::uint8_t> group;
+    std::vector<float> phases, turn;
   };
   std::mt19937 random_{5};
   std::normal_distribution<float> normal_;
@@ -88,6 +134,24 @@ TEST_F(Dense, ScoresAndValuesMatchTheReference) {
       for (const bool add : {false, true}) {
         expect_near(values(table, add), values(reference_kernels(), add), 1e-4,
                     isa + " values " + what);
+      }
+    }
+  }
+}
+
+TEST_F(Dense, RestoredRowsMatchTheReference) {
+  for (const int dim : {8, 12, 64, 96, 128}) {
+    for (const RopePairing pairing : {RopePairing::Neox, RopePairing::Interleaved}) {
+      for (const int window : {4, 8, 24}) {
+        for (const int lanes : {1, 5, 16}) {
+          const Geometry g{4, 2, dim, window, dim == 12 ? 4 : 2, pairing};
+          const Restored restored(*this, g, lanes);
+          const std::vector<float> want = restored.rows(reference_kernels());
+          for (const std::string& isa : available_isas()) {
+            // A unit of fp16's last place where the fp32 results straddle a rounding boundary.
+            expect_near(restored.rows(*find_kernels(isa)), want, 0x1p-8, isa);
+          }
+        }
       }
     }
   }
