@@ -80,8 +80,8 @@ std::function<void()> rotate(const KernelTable& table, const KernelShape& shape)
   const Geometry g = shape.geometry(cli::tier_formats()[0]);
   const auto n = static_cast<std::size_t>(g.group_size()) * g.head_dim;
   const std::size_t angles = static_cast<std::size_t>(g.window) * g.head_dim / 2;
-  // Angles, queries, and the copies with room for what a table packs beside them.
-  const auto x = std::make_shared<std::vector<float>>(angles + n + 2 * g.window * n, 0.5F);
+  // Angles, queries, and the rotated copies.
+  const auto x = std::make_shared<std::vector<float>>(angles + n + query_back_floats(g), 0.5F);
   return [=, &table] {
     float* q = x->data() + angles;
     table.rotate_queries_back(g, q, x->data(), x->data(), q + n);

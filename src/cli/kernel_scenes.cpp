@@ -15,10 +15,22 @@ namespace {
 constexpr int kItemGroups = 4;  // as in attention/step_attention.cpp
 constexpr int kPatterns = 4;    // different groups; the others are copies
 
+void set_grids(Geometry& g, int bits, GridFormat keys) {
+  g.quant_bits = bits;
+  g.key_grid = keys;
+  g.value_grid = GridFormat::U8;
+}
+
 constexpr TierFormat kTierFormats[] = {
     {"full", false, [](Geometry&) {}},
     {"int2", true, [](Geometry& g) { g.quant_bits = 2; }},
+    {"int3", true, [](Geometry& g) { g.quant_bits = 3; }},
     {"int4", true, [](Geometry& g) { g.quant_bits = 4; }},
+    {"int8", true, [](Geometry& g) { g.quant_bits = 8; }},
+    {"int2_u8", true, [](Geometry& g) { set_grids(g, 2, GridFormat::U8); }},
+    {"int2_u4", true, [](Geometry& g) { set_grids(g, 2, GridFormat::U4); }},
+    {"int3_u8", true, [](Geometry& g) { set_grids(g, 3, GridFormat::U8); }},
+    {"int4_u8", true, [](Geometry& g) { set_grids(g, 4, GridFormat::U8); }},
 };
 
 std::uint8_t* allocate(std::size_t bytes) {
@@ -82,6 +94,13 @@ TierScene::TierScene(const KernelShape& shape, const TierFormat& format, std::si
   std::vector<std::uint8_t> block(g_.quantized_window_bytes());
   std::vector<float> scratch(quantize_scratch_floats(g_));
   const std::size_t rows = static_cast<std::size_t>(g_.n_kv_heads) * g_.window * g_.head_dim;
+  // Wide enough for normal values; used by formats whose grids are integers.
+  for (int i = 0; i < g_.n_kv_heads * 2 * g_.head_dim; ++i) {
+    range_keys_.push_back(fp32_to_fp16(i / g_.head_dim % 2 == 0 ? -5.0F : 10.0F));
+  }
+  for (int i = 0; i < g_.n_kv_heads * 2; ++i) {
+    range_values_.push_back(fp32_to_fp16(i % 2 == 0 ? -5.0F : 10.0F));
+  }
   for (std::size_t i = 0; i < n_caches * groups_per_cache_; ++i) {
     buffers_.emplace_back(allocate(group_bytes));
     std::uint8_t* data = buffers_.back().get();
@@ -95,7 +114,7 @@ TierScene::TierScene(const KernelShape& shape, const TierFormat& format, std::si
       fill_normal(k, rows, 1.0F, seed);
       fill_normal(v, rows, 1.0F, seed + 1);
       if (format.quantized) {
-        quantize_window(g_, rope_, 0, k.data(), v.data(), block.data(), scratch.data());
+        quantize_window(g_, rope_, 0, k.data(), v.data(), block.data(), scratch.data(), range());
         quant_group_store(g_, data, kLanes, lane, block.data());
       } else {
         full_group_store(g_, data, kLanes, lane, k.data(), v.data());
@@ -106,7 +125,7 @@ TierScene::TierScene(const KernelShape& shape, const TierFormat& format, std::si
 
   const std::size_t heads = g_.group_size();
   fill_normal(q_, heads * g_.head_dim, 1.0F / std::sqrt(static_cast<float>(g_.head_dim)), 99);
-  q_back_.resize(2 * q_.size() * g_.window);  // twice: room for what a table packs beside them
+  q_back_.resize(query_back_floats(g_));
   cos_.resize(static_cast<std::size_t>(g_.window) * g_.head_dim / 2);
   sin_.resize(cos_.size());
   for (int j = 0; j < g_.window; ++j) {
@@ -152,6 +171,7 @@ void TierScene::attend(const KernelTable& kernels) {
         p.geometry = &g_;
         p.kv_head = head;
         p.q_back = q_back_.data();
+        p.range = range();
         p.phases = item_phases_.data();
         p.groups = groups_.data() + i;
         p.n_groups = kItemGroups;

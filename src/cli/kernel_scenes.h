@@ -47,6 +47,7 @@ class TierScene {
     void operator()(std::uint8_t* p) const noexcept;
   };
   void phases_of_item(const KernelTable& kernels, std::size_t first);
+  QuantRange range() const { return {range_keys_.data(), range_values_.data()}; }
 
   const TierFormat& format_;
   Geometry g_;
@@ -56,6 +57,7 @@ class TierScene {
   std::vector<std::unique_ptr<std::uint8_t[], Free>> buffers_;
   std::vector<GroupRef> groups_;
   std::vector<std::int32_t> windows_;  // of one cache, in slot order
+  std::vector<fp16_t> range_keys_, range_values_;
   std::vector<float> q_, cos_, sin_, q_back_, item_phases_, o_, m_, l_, window_sum_, group_max_;
 };
 

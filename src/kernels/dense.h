@@ -46,6 +46,7 @@ struct DenseRestoreParams {
   const Geometry* geometry = nullptr;
   int kv_head = 0;
   const GroupRef* group = nullptr;
+  QuantRange range{};             // of the layer, where a grid is not F16
   const float* phases = nullptr;  // [D/2][2][kLanes]: of the lanes' window bases
   const float* turn = nullptr;    // [Omega][2][D/2]: cos, sin of the angles of 0 .. Omega-1
   fp16_t* k[kLanes]{};            // where each lane's rows go, [Omega][D]

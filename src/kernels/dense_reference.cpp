@@ -18,7 +18,7 @@ void reference_dense_restore(const DenseRestoreParams& p) noexcept {
   auto* block = reinterpret_cast<std::uint8_t*>(v + rows * g.n_kv_heads);
   for (int lane = 0; lane < p.group->lanes; ++lane) {
     quant_group_load(g, p.group->data, p.group->lanes, lane, block);
-    dequantize_window(g, block, k, v);
+    dequantize_window(g, block, k, v, p.range);
     for (int j = 0; j < g.window; ++j) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(j) * g.head_dim;
       const float* key = k + rows * p.kv_head + at;

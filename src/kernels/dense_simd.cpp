@@ -13,6 +13,7 @@
 
 #include "kernels/prefill_micro-inl.h"
 #include "kernels/prefill_pack-inl.h"
+#include "kernels/prefill_quant-inl.h"
 #include "kernels/tables.h"
 
 // Scratch of both products, in floats: packed rows of q or out, one panel of keys or values, and a
@@ -103,6 +104,7 @@ void dense_restore(const DenseRestoreParams& p) noexcept {
   prefill.kv_head = p.kv_head;
   prefill.quantized = p.group;
   prefill.n_quantized = 1;
+  prefill.quantized_range = p.range;
   prefill.phases = p.phases;
   PrefillPanel panel;
   panel.kind = PanelKind::Quantized;

@@ -78,7 +78,7 @@ class Dense : public ::testing::Test {
       const std::size_t bytes = (dense_restore_scratch_bytes(g) + 63) / 64 * 64;
       const std::unique_ptr<void, Free> scratch(std::aligned_alloc(64, bytes));
       const GroupRef ref{group.data(), lanes};
-      DenseRestoreParams p{&g, 1, &ref, phases.data(), turn.data(), {}, {}, scratch.get()};
+      DenseRestoreParams p{&g, 1, &ref, {}, phases.data(), turn.data(), {}, {}, scratch.get()};
       for (int lane = 0; lane < lanes; ++lane) {
         p.k[lane] = &out[lane * n];
         p.v[lane] = &out[(lanes + lane) * n];
