@@ -158,8 +158,9 @@ HWY_INLINE void add_vectors(const IntegerValues& v, const Rounded& p, int channe
   const std::ptrdiff_t row_bytes = dim * kBits / 8;
   const int chunk = channel / kChunk * kChunk;
   const int in_chunk = std::min(kChunk, dim - chunk);
-  const auto valid =
-      static_cast<__mmask64>((1ULL << (in_chunk * (kBits == 3 ? 2 : kBits) / 8)) - 1);
+  // At most 32; 8 bits are masked where they are read.
+  const int valid_bytes = kBits == 8 ? 0 : in_chunk * (kBits == 3 ? 2 : kBits) / 8;
+  const auto valid = static_cast<__mmask64>((1ULL << valid_bytes) - 1);
   const Picker* picker = kPickers<kBits>.at + (channel - chunk) / kLanes;
   __m512i sum[H][kVecs];
   for (int h = 0; h < H; ++h) {
