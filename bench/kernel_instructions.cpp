@@ -121,9 +121,18 @@ std::function<void()> codec(const cli::TierFormat& format, bool restore) {
     std::vector<fp16_t> k, v;
     std::vector<std::uint8_t> block;
     std::vector<float> scratch;
+    std::vector<fp16_t> range_keys, range_values;
+    QuantRange range() const { return {range_keys.data(), range_values.data()}; }
   };
   const auto s = std::make_shared<Scene>();
   s->g = kShapes[0].geometry(format);
+  // From -1, 2 wide, for formats whose grids are integers.
+  for (int i = 0; i < s->g.n_kv_heads * 2 * s->g.head_dim; ++i) {
+    s->range_keys.push_back(fp32_to_fp16(i / s->g.head_dim % 2 == 0 ? -1.0F : 2.0F));
+  }
+  for (int i = 0; i < s->g.n_kv_heads * 2; ++i) {
+    s->range_values.push_back(fp32_to_fp16(i % 2 == 0 ? -1.0F : 2.0F));
+  }
   s->rope = RopeSpec::plain(s->g.pairing, s->g.head_dim, 1e6);
   for (int i = 0; i < s->g.n_kv_heads * s->g.window * s->g.head_dim; ++i) {
     s->k.push_back(fp32_to_fp16(static_cast<float>(i * 31 % 97) / 97.0F - 0.5F));
@@ -133,13 +142,13 @@ std::function<void()> codec(const cli::TierFormat& format, bool restore) {
   s->scratch.resize(quantize_scratch_floats(s->g));
   const auto quantize = [s] {
     quantize_window(s->g, s->rope, 800, s->k.data(), s->v.data(), s->block.data(),
-                    s->scratch.data());
+                    s->scratch.data(), s->range());
   };
   if (!restore) return quantize;
   quantize();
   return [s] {
-    restore_window(s->g, s->rope, 800, s->block.data(), s->k.data(), s->v.data(),
-                   s->scratch.data());
+    restore_window(s->g, s->rope, 800, s->block.data(), s->k.data(), s->v.data(), s->scratch.data(),
+                   s->range());
   };
 }
 
