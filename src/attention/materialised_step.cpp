@@ -165,11 +165,7 @@ void MaterialisedAttention::finish_step(int layer, const Phases& p, float* out) 
   const std::span<double> full = cache.full_mass();
   const std::span<double> quantized = cache.quantized_mass();
   const std::span<double> local = cache.local_mass();
-  if (decay_ != 1.0F) {
-    for (const std::span<double> masses : {full, quantized, local}) {
-      for (double& m : masses) m *= decay_;
-    }
-  }
+  cache.decay_mass(decay_);
   const double mean = 1.0 / g.n_heads;
   const float* sums = column_sums_.data() + cache.recent().n_sinks();
   const auto window_sum = [&](int rank) {

@@ -178,11 +178,7 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
   const std::span<double> full = cache.full_mass();
   const std::span<double> quantized = cache.quantized_mass();
   const std::span<double> local = cache.local_mass();
-  if (decay_ != 1.0F) {
-    for (const std::span<double> masses : {full, quantized, local}) {
-      for (double& m : masses) m *= decay_;
-    }
-  }
+  cache.decay_mass(decay_);
   const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
   const int full_groups = static_cast<int>(cache.full().groups().size());
   const float mean = 1.0F / static_cast<float>(g.n_heads);

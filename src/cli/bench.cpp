@@ -57,20 +57,6 @@ Result<int> run_cells(const BenchArgs& args, Engine& engine, const Console& cons
   return kOk;
 }
 
-// "qevict:window=16,quant_bits=4" was split at its comma, too: parameters go back to their policy.
-void join_parameters(std::vector<std::string>& policies) {
-  std::vector<std::string> joined;
-  for (std::string& item : policies) {
-    const bool parameter = item.find('=') < item.find(':');
-    if (parameter && !joined.empty()) {
-      joined.back() += "," + item;
-    } else {
-      joined.push_back(std::move(item));
-    }
-  }
-  policies = std::move(joined);
-}
-
 // Everything that can be refused is refused before the model is loaded or the first cell runs.
 Status check_cells(const BenchArgs& args) {
   for (const std::string& policy : args.policies) {
@@ -116,7 +102,7 @@ Status fit_depths(BenchArgs& args, const Engine& engine, const Console& console)
 
 Result<int> bench(BenchArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
-  join_parameters(args.policies);
+  args.policies = join_parameters(std::move(args.policies));
   if (Status s = check_cells(args); !s) return std::unexpected(s.error());
   const Console console(args.common.quiet);
   const auto engine = load_engine(args.common, console);

@@ -15,12 +15,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// log(sum(exp(logits))).
-double log_sum_exp(std::span<const float> logits) {
-  const double max = *std::ranges::max_element(logits);
+// As the public one, with the logits' log_sum_exp() at hand.
+double kl_divergence(std::span<const float> reference, double reference_sum,
+                     std::span<const float> logits, double logits_sum) {
   double sum = 0.0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
-  return max + std::log(sum);
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    const double p = reference[i] - reference_sum;
+    sum += std::exp(p) * (p - (logits[i] - logits_sum));
+  }
+  return std::max(sum, 0.0);  // rounding can leave -1e-17
 }
 
 // What is collected for one cell, over all places.
@@ -128,11 +131,14 @@ class Measurement {
     const std::span<const float> reference =
         o_.kl ? sessions_[reference_].logits : std::span<const float>();
     const TokenId top = o_.kl ? most_likely(reference) : 0;
+    const double reference_sum = o_.kl ? log_sum_exp(reference) : 0.0;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       const std::span<const float> logits = sessions_[c].logits;
-      scores_[c].nll.push_back(negative_log_likelihood(logits, token));
+      const double sum = log_sum_exp(logits);
+      scores_[c].nll.push_back(sum - logits[static_cast<std::size_t>(token)]);
       if (!o_.kl) continue;
-      scores_[c].kl.push_back(c == reference_ ? 0.0 : kl_divergence(reference, logits));
+      scores_[c].kl.push_back(
+          c == reference_ ? 0.0 : kl_divergence(reference, reference_sum, logits, sum));
       scores_[c].same_top1 += most_likely(logits) == top;
     }
   }
@@ -161,14 +167,7 @@ class Measurement {
 }  // namespace
 
 double kl_divergence(std::span<const float> reference, std::span<const float> logits) {
-  const double a = log_sum_exp(reference);
-  const double b = log_sum_exp(logits);
-  double sum = 0.0;
-  for (std::size_t i = 0; i < reference.size(); ++i) {
-    const double p = reference[i] - a;
-    sum += std::exp(p) * (p - (logits[i] - b));
-  }
-  return std::max(sum, 0.0);  // rounding can leave -1e-17
+  return kl_divergence(reference, log_sum_exp(reference), logits, log_sum_exp(logits));
 }
 
 double negative_log_likelihood(std::span<const float> logits, TokenId token) {

@@ -57,14 +57,17 @@ CacheStats collect_stats(const KvCache& cache, std::size_t workspace_peak_bytes)
   return s;
 }
 
+double log_sum_exp(std::span<const float> logits) {
+  const double max = *std::ranges::max_element(logits);
+  double sum = 0.0;
+  for (const float x : logits) sum += std::exp(x - max);
+  return std::log(sum) + max;
+}
+
 std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int k) {
   const int n = static_cast<int>(logits.size());
   k = std::min(k, n);
-  float max = logits[0];
-  for (const float x : logits) max = std::max(max, x);
-  double sum = 0.0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
-  const double log_sum = std::log(sum) + max;
+  const double log_sum = log_sum_exp(logits);
   std::vector<TokenId> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](TokenId a, TokenId b) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/perplexity.h"
 
 namespace qevict {
 namespace {
@@ -61,18 +62,6 @@ std::vector<RecallFact> make_facts(int n, std::mt19937& random) {
   return facts;
 }
 
-TokenId most_likely(std::span<const float> logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-// -log of the probability of `token`, in nats.
-double surprise(std::span<const float> logits, TokenId token) {
-  const double top = *std::max_element(logits.begin(), logits.end());
-  double sum = 0.0;
-  for (const float x : logits) sum += std::exp(x - top);
-  return top + std::log(sum) - logits[static_cast<std::size_t>(token)];
-}
-
 // One question; the two answers are read off the distributions after the key and the first word.
 Status ask(Session& session, const RecallFact& fact, RecallScore& score) {
   TokenId answers[2] = {0, 0};
@@ -84,7 +73,7 @@ Status ask(Session& session, const RecallFact& fact, RecallScore& score) {
     const int word = step - 1;
     if (word == 0 || word == 1) {
       answers[word] = most_likely(*logits);
-      score.nats += surprise(*logits, fact.values[word]);
+      score.nats += negative_log_likelihood(*logits, fact.values[word]);
     }
     next = step == 0 ? fact.key : step < 3 ? answers[word] : TokenId{V::kStop};
   }

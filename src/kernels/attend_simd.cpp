@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/tables.h"
+#include "kernels/target_ops.h"
 
 #if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
 #include "kernels/attend_full-inl.h"
@@ -38,10 +39,7 @@ namespace qevict {
 HWY_EXPORT(get_attend_ops);
 
 const AttendOps* attend_ops_for_target(std::int64_t hwy_target) {
-  hwy::GetChosenTarget().Update(hwy_target);
-  const AttendOps* ops = HWY_DYNAMIC_DISPATCH(get_attend_ops)();
-  hwy::GetChosenTarget().DeInit();
-  return ops != nullptr && ops->target == hwy_target ? ops : nullptr;
+  return ops_for_target(hwy_target, [] { return HWY_DYNAMIC_DISPATCH(get_attend_ops)(); });
 }
 
 }  // namespace qevict

@@ -15,6 +15,7 @@
 #include "kernels/prefill_pack-inl.h"
 #include "kernels/prefill_quant-inl.h"
 #include "kernels/tables.h"
+#include "kernels/target_ops.h"
 
 // Scratch of both products, in floats: packed rows of q or out, one panel of keys or values, and a
 // block of rows by a panel of tokens.
@@ -261,10 +262,9 @@ namespace qevict {
 HWY_EXPORT(get_dense_ops);
 
 const DenseOps* dense_ops_for_target(std::int64_t hwy_target) {
-  hwy::GetChosenTarget().Update(hwy_target);
-  const TargetDenseOps* ops = HWY_DYNAMIC_DISPATCH(get_dense_ops)();
-  hwy::GetChosenTarget().DeInit();
-  return ops != nullptr && ops->target == hwy_target ? &ops->ops : nullptr;
+  const TargetDenseOps* ops =
+      ops_for_target(hwy_target, [] { return HWY_DYNAMIC_DISPATCH(get_dense_ops)(); });
+  return ops != nullptr ? &ops->ops : nullptr;
 }
 
 }  // namespace qevict

@@ -16,6 +16,7 @@
 #include "kernels/prefill_plan.h"
 #include "kernels/prefill_quant-inl.h"
 #include "kernels/tables.h"
+#include "kernels/target_ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace qevict {
@@ -346,10 +347,7 @@ namespace qevict {
 HWY_EXPORT(get_prefill_ops);
 
 const PrefillOps* prefill_ops_for_target(std::int64_t hwy_target) {
-  hwy::GetChosenTarget().Update(hwy_target);
-  const PrefillOps* ops = HWY_DYNAMIC_DISPATCH(get_prefill_ops)();
-  hwy::GetChosenTarget().DeInit();
-  return ops != nullptr && ops->target == hwy_target ? ops : nullptr;
+  return ops_for_target(hwy_target, [] { return HWY_DYNAMIC_DISPATCH(get_prefill_ops)(); });
 }
 
 }  // namespace qevict

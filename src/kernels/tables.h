@@ -4,16 +4,7 @@
 // getter of its functions for a given target. dispatch.cpp asks for every target that it offers,
 // once, and makes one KernelTable of the parts.
 //
-// A getter looks like this; Highway 1.0.3 can only dispatch to the chosen target, so the wanted one
-// is chosen for the moment of the call:
-//
-//   namespace HWY_NAMESPACE { const PrefillOps* get_ops() { ... } }   // null where HWY_TARGET has
-//   none HWY_EXPORT(get_ops); const PrefillOps* prefill_ops_for_target(std::int64_t target) {
-//     hwy::GetChosenTarget().Update(target);
-//     const PrefillOps* ops = HWY_DYNAMIC_DISPATCH(get_ops)();
-//     hwy::GetChosenTarget().DeInit();
-//     return ops != nullptr && ops->target == target ? ops : nullptr;
-//   }
+// The getters go through ops_for_target() (target_ops.h).
 //
 // Thread safety: the getters change Highway's global choice; only dispatch.cpp calls them, under
 // its lock.

@@ -100,6 +100,8 @@ class LayerCache {
   std::span<double> full_mass() { return full_.mass(); }
   std::span<double> quantized_mass() { return quantized_.mass(); }
   std::span<double> local_mass() { return local_mass_; }
+  // All of it times `factor` (ranker decay), before a step's mass is added.
+  void decay_mass(double factor);
 
  private:
   friend class KvCache;

@@ -48,6 +48,13 @@ LayerCache::LayerCache(const Geometry& geometry, const RopeSpec& rope, int n_sin
       quantized_(geometry, Tier::Quantized),
       local_begin_(n_sink) {}
 
+void LayerCache::decay_mass(double factor) {
+  if (factor == 1.0) return;
+  for (const std::span<double> masses : {full_mass(), quantized_mass(), local_mass()}) {
+    for (double& m : masses) m *= factor;
+  }
+}
+
 TierBytes LayerCache::bytes() const {
   return {recent_.sink_bytes(), recent_.local_bytes(), full_.bytes(), quantized_.bytes()};
 }
