@@ -17,7 +17,7 @@ ALLOWED = {
     "kernels": set(),
     "kv": {"kernels"},
     "attention": {"kv", "kernels"},
-    "policies": {"kv/types.h", "kv/policy.h", "kv/budget.h"},
+    "policies": {"kv/types.h", "kv/policy.h", "kv/prompt_view.h", "kv/budget.h"},
     "model": {"attention/attention.h", "kernels/rope.h", "kernels/geometry.h"},
     "engine": {"model", "attention", "policies", "kv"},
     "eval": {"engine", "policies"},

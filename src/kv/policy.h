@@ -1,8 +1,10 @@
-// What a compression policy is: three independent parts plus a declaration of what it needs.
+// What a compression policy is: independent parts plus a declaration of what it needs.
 //
-//   Scorer    ranks the windows of one layer (larger score = keep)
-//   Allocator splits the byte budget into per-layer tier quotas
 //   Schedule  says when routing happens
+//   Scorer    ranks the windows of one layer (larger score = keep)         | policies that route
+//   Allocator splits the byte budget into per-layer tier quotas            | again and again
+//   Selector  names the tokens that stay, head by head, after the prompt   | policies that do it
+//   once
 //
 // A policy sees only the views below: never the graph, the kernels or the slabs. It declares the
 // statistics it needs and only those are computed. Scorers are pure: same view, same scores.
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/prompt_view.h"
 #include "kv/types.h"
 #include "qevict/config.h"
 
@@ -57,9 +60,40 @@ class Allocator {
   virtual TierQuota quota(const BudgetPlan& plan, int layer, int n_layers) const = 0;
 };
 
+// What a selector reads of the prompt; only this is computed.
+struct SelectorNeeds {
+  int last_queries = 0;        // PromptView::q_last
+  bool query_moments = false;  // PromptView::queries
+  int moments_from = 0;        // first position whose query counts
+  bool value_norms = false;
+  bool mass = false;
+};
+
+// Chooses tokens once after the prompt (SnapKV and its kin). Heads may keep different numbers of
+// tokens. Pure: same view, same tokens.
+class Selector {
+ public:
+  virtual ~Selector() = default;
+  virtual SelectorNeeds needs() const = 0;
+  // Fewest tokens a head can keep (observation window and sinks): a smaller budget is raised to it.
+  virtual int smallest_budget() const = 0;
+  // n_kept: tokens that a KV head keeps on average over all layers, at least smallest_budget(),
+  // below the number of tokens. `kept` comes with one empty list a head.
+  virtual void select(const PromptView& view, int n_kept, KeptTokens& kept) const = 0;
+
+  // Policies that split the budget over layers by their scores are called with score() for each
+  // layer and then once with all scores, in place of select().
+  virtual bool over_layers() const { return false; }
+  virtual void score(const PromptView& view, int n_kept, HeadScores& scores) const {}
+  // scores, kept: [n_layers].
+  virtual void select_over_layers(std::span<const HeadScores> scores, int n_kept,
+                                  std::span<KeptTokens> kept) const {}
+};
+
 enum class Schedule : std::uint8_t {
   Never,        // the full cache
   EveryWindow,  // after the prompt and then every Omega decode steps
+  Once,         // after the prompt only; generated tokens all stay
 };
 
 struct PolicySpec {
@@ -67,8 +101,10 @@ struct PolicySpec {
   std::string paper;       // title or arXiv id
   std::string parameters;  // for `qevict policies`: "quant_share=0.7 window=8 ..."
   Schedule schedule = Schedule::EveryWindow;
+  bool per_head = false;  // windows are routed by KV head, not by layer (always so with Once)
   std::function<std::unique_ptr<Scorer>(const CacheConfig&)> make_scorer;
   std::function<std::unique_ptr<Allocator>(const CacheConfig&)> make_allocator;
+  std::function<std::unique_ptr<Selector>(const CacheConfig&)> make_selector;  // Once only
 };
 
 }  // namespace qevict
