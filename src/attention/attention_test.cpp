@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 namespace qevict {
 namespace {
@@ -31,6 +32,54 @@ TEST(TieredAttention, AppendedPromptAttendsToEverythingAccessible) {
   EXPECT_GT(d.cache().layer(0).full().size(), 0);
 }
 
+TEST(TieredAttention, HeadsThatAreRoutedApartAttendToTheirOwnTiers) {
+  Driver d(small(6, 3, 32), qevict_config(0.35), 2, 11, 2, true);
+  d.prompt(301, 40, 128, true);
+  for (int i = 0; i < 13; ++i) d.step(true);
+  d.prompt(77, 30, 32, true);
+  for (int i = 0; i < 20; ++i) d.step(true);
+  const KvCache& cache = d.cache();
+  EXPECT_GT(cache.unit(0, 2).quantized().size(), 0);
+  const auto kept = [&](int u) {
+    const std::span<const WindowId> ids = cache.unit(1, u).quantized().ids();
+    return std::set<WindowId>(ids.begin(), ids.end());
+  };
+  EXPECT_NE(kept(0), kept(1));
+}
+
+TEST(TieredAttention, WindowsOfOneTokenWorkByLayerAndByHead) {
+  for (const bool per_head : {false, true}) {
+    CacheConfig config = qevict_config(0.3);
+    config.window = 1;
+    config.quant_share = 0.0;
+    Geometry g = small(4, 2, 16);
+    g.window = 1;
+    Driver d(g, config, 2, 13, 2, per_head);
+    d.prompt(203, 40, 64, true);
+    for (int i = 0; i < 40; ++i) d.step(true);
+    d.prompt(61, 20, 32, true);
+    for (int i = 0; i < 20; ++i) d.step(true);
+    EXPECT_GT(d.cache().unit(1, 0).n_evicted(), 100);
+  }
+}
+
+TEST(TieredAttention, AHeadsMassIsTheMeanOfItsQueryHeads) {
+  CacheConfig config = qevict_config(1.0);
+  config.n_sink = 0;
+  Driver whole(small(6, 3, 16), config, 2, 5);
+  Driver heads(small(6, 3, 16), config, 2, 5, 2, true);
+  EXPECT_EQ(whole.prompt(203, 64, 64, false), heads.prompt(203, 64, 64, false));
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(whole.step(false), heads.step(false));
+  std::vector<double> sum(whole.masses(1).size());
+  for (int u = 0; u < 3; ++u) {
+    EXPECT_NEAR(heads.mass(0, u), 263.0, 1e-3);
+    const std::vector<double> mass = heads.masses(1, u);
+    ASSERT_EQ(mass.size(), sum.size());
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += mass[i] / 3;
+  }
+  for (std::size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(sum[i], whole.masses(1)[i], 1e-4);
+}
+
 TEST(TieredAttention, MassOfAllRowsAddsUp) {
   // A budget that covers everything: no mass is evicted, only sinks are left out.
   CacheConfig config = qevict_config(1.0);
@@ -55,21 +104,24 @@ TEST(TieredAttention, DecayCountsAPromptAsOneStep) {
   EXPECT_NEAR(d.mass(0), 25.5 + 30.0, 1e-3);
 }
 
-TEST(TieredAttention, SameBitsForAnyNumberOfThreads) {
+class TieredAttentionThreads : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(PerHead, TieredAttentionThreads, testing::Bool());
+
+TEST_P(TieredAttentionThreads, SameBitsForAnyNumber) {
   std::vector<std::vector<std::vector<float>>> runs;
   std::vector<double> mass;
   for (const int threads : {1, 2, 3}) {
-    Driver d(small(8, 4, 64), qevict_config(0.3), threads, 21);
+    Driver d(small(8, 4, 64), qevict_config(0.3), threads, 21, 2, GetParam());
     std::vector<std::vector<float>> all;
     const auto keep = [&](const std::vector<std::vector<float>>& outs) {
       all.insert(all.end(), outs.begin(), outs.end());
     };
-    keep(d.prompt(900, 64, 256, false));
+    keep(d.prompt(500, 64, 192, false));
     for (int i = 0; i < 20; ++i) keep(d.step(false));
     keep(d.prompt(100, 64, 256, false));
     for (int i = 0; i < 10; ++i) keep(d.step(false));
     runs.push_back(all);
-    mass.push_back(d.mass(1));
+    mass.push_back(d.mass(1, d.cache().units_per_layer() - 1));
   }
   EXPECT_EQ(runs[0], runs[1]);
   EXPECT_EQ(runs[0], runs[2]);

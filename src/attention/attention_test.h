@@ -21,10 +21,12 @@ struct AttentionToken {
 
 class AttentionDriver {
  public:
-  AttentionDriver(Geometry g, CacheConfig config, int n_threads, unsigned seed, int n_layers = 2)
-      : g_(g), n_threads_(n_threads), random_(seed) {
+  AttentionDriver(Geometry g, CacheConfig config, int n_threads, unsigned seed, int n_layers = 2,
+                  bool per_head = false)
+      : g_(g), n_threads_(n_threads), random_(seed), policy_(*find_policy(config.policy)) {
+    policy_.per_head = per_head;
     auto cache = KvCache::create(g, n_layers, RopeSpec::plain(g.pairing, g.head_dim, 10000.0),
-                                 config, *find_policy(config.policy));
+                                 config, policy_);
     EXPECT_TRUE(cache.has_value()) << (cache ? "" : cache.error().message);
     cache_ = std::move(*cache);
     attention_ = std::make_unique<TieredAttention>(*cache_, active_kernels(), n_threads);
@@ -74,19 +76,19 @@ class AttentionDriver {
     return outs;
   }
 
-  // Mass of every window of a layer: Full, Quantized, local.
-  std::vector<double> masses(int layer) const {
-    const LayerCache& l = cache_->layer(layer);
+  // Mass of every window of a unit: Full, Quantized, local.
+  std::vector<double> masses(int layer, int u = 0) const {
+    const LayerCache& l = cache_->unit(layer, u);
     std::vector<double> all(l.full().mass().begin(), l.full().mass().end());
     all.insert(all.end(), l.quantized().mass().begin(), l.quantized().mass().end());
     all.insert(all.end(), l.local_mass().begin(), l.local_mass().end());
     return all;
   }
 
-  // Mass of all live windows of a layer.
-  double mass(int layer) const {
+  // Mass of all live windows of a unit.
+  double mass(int layer, int u = 0) const {
     double sum = 0.0;
-    for (const double m : masses(layer)) sum += m;
+    for (const double m : masses(layer, u)) sum += m;
     return sum;
   }
 
@@ -136,32 +138,39 @@ class AttentionDriver {
   // Everything in the layer's cache, per KV head, dequantised and rotated in double where it can
   // be.
   std::vector<std::vector<AttentionToken>> accessible(int layer) const {
-    const LayerCache& l = cache_->layer(layer);
-    const int d = g_.head_dim;
-    std::vector<std::vector<AttentionToken>> heads(g_.n_kv_heads);
+    std::vector<std::vector<AttentionToken>> heads;
+    for (int u = 0; u < cache_->units_per_layer(); ++u) {
+      for (auto& head : accessible(cache_->unit(layer, u))) heads.push_back(std::move(head));
+    }
+    return heads;
+  }
+
+  std::vector<std::vector<AttentionToken>> accessible(const LayerCache& l) const {
+    const Geometry& g = cache_->unit_geometry();
+    const int d = g.head_dim;
+    std::vector<std::vector<AttentionToken>> heads(g.n_kv_heads);
     const auto add = [&](int h, const auto* k, const auto* v) {
       AttentionToken t;
       for (int c = 0; c < d; ++c) t.k.push_back(k[c]), t.v.push_back(v[c]);
       heads[h].push_back(t);
     };
-    std::vector<fp16_t> k16(static_cast<std::size_t>(g_.n_kv_heads) * g_.window * d),
-        v16(k16.size());
+    std::vector<fp16_t> k16(static_cast<std::size_t>(g.n_kv_heads) * g.window * d), v16(k16.size());
     std::vector<float> k(k16.size()), v(k16.size());
     const auto widen = [&] {
       for (std::size_t i = 0; i < k.size(); ++i)
         k[i] = fp16_to_fp32(k16[i]), v[i] = fp16_to_fp32(v16[i]);
     };
     for (int r = 0; r < l.recent().n_tokens(); ++r) {
-      for (int h = 0; h < g_.n_kv_heads; ++h) {
+      for (int h = 0; h < g.n_kv_heads; ++h) {
         l.recent().read(r, h, k16.data(), v16.data());
         widen();
         add(h, k.data(), v.data());
       }
     }
     const auto add_window = [&] {
-      for (int h = 0; h < g_.n_kv_heads; ++h) {
-        for (int j = 0; j < g_.window; ++j) {
-          const int at = (h * g_.window + j) * d;
+      for (int h = 0; h < g.n_kv_heads; ++h) {
+        for (int j = 0; j < g.window; ++j) {
+          const int at = (h * g.window + j) * d;
           add(h, k.data() + at, v.data() + at);
         }
       }
@@ -171,13 +180,13 @@ class AttentionDriver {
       widen();
       add_window();
     }
-    std::vector<std::uint8_t> block(g_.quantized_window_bytes());
+    std::vector<std::uint8_t> block(g.quantized_window_bytes());
     for (int s = 0; s < l.quantized().size() && cache_->config().quantized_accessible; ++s) {
       l.quantized().load_block(s, block.data());
-      dequantize_window(g_, block.data(), k.data(), v.data());
-      const int first = cache_->config().n_sink + l.quantized().ids()[s] * g_.window;
-      for (int h = 0; h < g_.n_kv_heads; ++h) {
-        for (int j = 0; j < g_.window; ++j) rotate(first + j, &k[(h * g_.window + j) * d]);
+      dequantize_window(g, block.data(), k.data(), v.data());
+      const int first = cache_->config().n_sink + l.quantized().ids()[s] * g.window;
+      for (int h = 0; h < g.n_kv_heads; ++h) {
+        for (int j = 0; j < g.window; ++j) rotate(first + j, &k[(h * g.window + j) * d]);
       }
       // The materialised cache is an fp16 one.
       if (!cache_->config().fused_attention) round(k), round(v);
@@ -250,6 +259,7 @@ class AttentionDriver {
   int n_threads_;
   std::mt19937 random_;
   std::normal_distribution<float> normal_;
+  PolicySpec policy_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TieredAttention> attention_;
 };

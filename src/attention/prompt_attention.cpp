@@ -28,11 +28,12 @@ void TieredAttention::begin_prompt(int n_new, int max_block) {
   n_new_ = n_new;
   max_block_ = std::min(max_block, n_new);
   first_position_ = cache_.n_tokens();
-  const RecentStore& recent = cache_.layer(0).recent();
+  const LayerCache& unit = cache_.unit(0, 0);  // all hold the same positions uncompressed
+  const RecentStore& recent = unit.recent();
   n_prefix_rows_ = recent.n_tokens();
   n_rows_capacity_ = n_prefix_rows_ + n_new;
   n_sink_rows_ = std::min(cache_.config().n_sink, first_position_ + n_new);
-  region_begin_ = std::max(cache_.layer(0).local_begin(), cache_.config().n_sink);
+  region_begin_ = std::max(unit.local_begin(), cache_.config().n_sink);
 
   cos_.resize(static_cast<std::size_t>(n_new) * pairs);
   sin_.resize(cos_.size());
@@ -50,44 +51,61 @@ void TieredAttention::begin_prompt(int n_new, int max_block) {
 
 void TieredAttention::begin_layer(int layer) {
   const Geometry& g = geometry_;
-  const LayerCache& cache = cache_.layer(layer);
   for (int h = 0; h < g.n_kv_heads; ++h) {
+    const RecentStore& recent = cache_.unit(layer, unit_of(h)).recent();
     for (int r = 0; r < n_prefix_rows_; ++r) {
       const std::size_t at = (static_cast<std::size_t>(h) * n_rows_capacity_ + r) * g.head_dim;
-      cache.recent().read(r, h, k_rows_.data() + at, v_rows_.data() + at);
+      recent.read(r, h % unit_geometry_.n_kv_heads, k_rows_.data() + at, v_rows_.data() + at);
     }
   }
   if (materialised_) materialised_->begin_layer(layer, n_rows_capacity_, max_block_);
-  const int n_full = cache.full().size();
-  const int n_quantized = uses_quantized(cache) ? cache.quantized().size() : 0;
-  const int full_groups = ceil_div(n_full, kLanes);
-  const int quantized_groups = ceil_div(n_quantized, kLanes);
   const int region_windows = ceil_div(std::max(0, n_rows_capacity_ - n_sink_rows_), g.window);
-
-  prefix_phases_.reserve(static_cast<std::size_t>(quantized_groups) * g.head_dim * kLanes);
-  for (int i = 0; i < quantized_groups; ++i) {
-    kernels_.window_phases(
-        cache_.phases(), cache.quantized().ids().data() + i * kLanes,
-        cache.quantized().groups()[i].lanes,
-        prefix_phases_.data() + static_cast<std::size_t>(i) * g.head_dim * kLanes);
+  int most_full_groups = 0;
+  int most_quantized_groups = 0;
+  std::size_t phases = 0;
+  mass_stride_ = 0;
+  for (int u = 0; u < cache_.units_per_layer(); ++u) {
+    const LayerCache& cache = cache_.unit(layer, u);
+    UnitPrompt& unit = unit_prompt_[u];
+    const int n_quantized = uses_quantized(cache) ? cache.quantized().size() : 0;
+    const int full_groups = ceil_div(cache.full().size(), kLanes);
+    const int quantized_groups = ceil_div(n_quantized, kLanes);
+    unit.phases_at = phases;
+    phases += static_cast<std::size_t>(quantized_groups) * g.head_dim * kLanes;
+    // Kernels may write whole groups of lanes, the region's last one included.
+    mass_stride_ = std::max<std::ptrdiff_t>(
+        mass_stride_, (full_groups + quantized_groups + ceil_div(region_windows, kLanes)) * kLanes);
+    most_full_groups = std::max(most_full_groups, full_groups);
+    most_quantized_groups = std::max(most_quantized_groups, quantized_groups);
+    if (want_mass_) {
+      unit.full.assign(cache.full().size(), 0.0);
+      unit.quantized.assign(cache.quantized().size(), 0.0);
+      unit.region.assign(region_windows, 0.0);
+    }
   }
-  // Kernels may write whole groups of lanes, the region's last one included.
-  mass_stride_ = (full_groups + quantized_groups + ceil_div(region_windows, kLanes)) * kLanes;
-  if (want_mass_) {
-    mass_full_.assign(n_full, 0.0);
-    mass_quantized_.assign(cache.quantized().size(), 0.0);
-    mass_region_.assign(region_windows, 0.0);
-  }
+  prefix_phases_.reserve(phases);
+  for (int u = 0; u < cache_.units_per_layer(); ++u) fill_prefix_phases(layer, u);
   if (materialised_) return note_peak();
   if (want_mass_) {
     const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
     item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
   }
-  const std::size_t scratch =
-      prefill_scratch_bytes(g, full_groups, quantized_groups, n_rows_capacity_);
+  const std::size_t scratch = prefill_scratch_bytes(unit_geometry_, most_full_groups,
+                                                    most_quantized_groups, n_rows_capacity_);
   scratch_stride_ = (scratch + 4095) / 4096 * 4096 + 64;
   thread_scratch_.reserve(scratch_stride_ * n_threads_);
   note_peak();
+}
+
+void TieredAttention::fill_prefix_phases(int layer, int u) {
+  const LayerCache& cache = cache_.unit(layer, u);
+  if (!uses_quantized(cache)) return;
+  const std::span<const GroupRef> groups = cache.quantized().groups();
+  float* to = prefix_phases_.data() + unit_prompt_[u].phases_at;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + i * kLanes,
+                           groups[i].lanes, to + i * geometry_.head_dim * kLanes);
+  }
 }
 
 void TieredAttention::set_block(int first, int n) {
@@ -154,15 +172,18 @@ MaterialisedAttention::PromptBlock TieredAttention::prompt_block() const {
 void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) noexcept {
   if (materialised_) return materialised_->run_prompt_head(prompt_block(), item, out, ith);
   const Geometry& g = geometry_;
-  const LayerCache& cache = cache_.layer(layer);
   const int kv_head = item % g.n_kv_heads;
   const int tile = item / g.n_kv_heads;
+  const int u = unit_of(kv_head);
+  const LayerCache& cache = cache_.unit(layer, u);
   const std::size_t rows = static_cast<std::size_t>(kv_head) * n_rows_capacity_ * g.head_dim;
+  const std::ptrdiff_t first_head = std::ptrdiff_t{u} * unit_geometry_.n_heads * g.head_dim;
   PrefillParams p;
-  p.geometry = &geometry_;
-  p.kv_head = kv_head;
-  p.q = q_.data();
-  p.out = out;
+  p.geometry = &unit_geometry_;
+  p.kv_head = kv_head % unit_geometry_.n_kv_heads;
+  p.q = q_.data() + first_head;
+  p.out = out + first_head;
+  p.stride = std::ptrdiff_t{g.n_heads} * g.head_dim;
   p.scale = scale_;
   p.q_begin = tile * kPrefillTile;
   p.q_end = std::min(p.q_begin + kPrefillTile, block_tokens_);
@@ -175,7 +196,7 @@ void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) 
   if (uses_quantized(cache)) {
     p.quantized = cache.quantized().groups().data();
     p.n_quantized = static_cast<int>(cache.quantized().groups().size());
-    p.phases = prefix_phases_.data();
+    p.phases = prefix_phases_.data() + unit_prompt_[u].phases_at;
   }
   p.rope = &cache_.rope();
   p.power = power_;
@@ -190,31 +211,34 @@ void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) 
 // Adds the items' column sums in item order: the same bits whoever computed them.
 void TieredAttention::sum_prompt_mass(int layer) noexcept {
   if (materialised_) {
-    return materialised_->add_prompt_mass(layer, prompt_block(), mass_full_, mass_quantized_,
-                                          mass_region_);
+    UnitPrompt& unit = unit_prompt_[0];
+    return materialised_->add_prompt_mass(layer, prompt_block(), unit.full, unit.quantized,
+                                          unit.region);
   }
   const Geometry& g = geometry_;
-  const LayerCache& cache = cache_.layer(layer);
   const int tiles = ceil_div(block_tokens_, kPrefillTile);
-  const int n_full = static_cast<int>(cache.full().groups().size()) * kLanes;
-  const int n_quantized =
-      uses_quantized(cache) ? static_cast<int>(cache.quantized().groups().size()) * kLanes : 0;
-  const double mean = 1.0 / g.n_heads;
+  const double mean = 1.0 / unit_geometry_.n_heads;
   for (int item = 0; item < g.n_kv_heads * tiles; ++item) {
+    const int u = unit_of(item % g.n_kv_heads);
+    const LayerCache& cache = cache_.unit(layer, u);
+    UnitPrompt& unit = unit_prompt_[u];
+    const int n_full = static_cast<int>(cache.full().groups().size()) * kLanes;
+    const int n_quantized =
+        uses_quantized(cache) ? static_cast<int>(cache.quantized().groups().size()) * kLanes : 0;
     const int q_end = std::min((item / g.n_kv_heads + 1) * kPrefillTile, block_tokens_);
     const int rows = n_prefix_rows_ + block_first_ + q_end - n_sink_rows_;
     const int region = rows > 0 ? ceil_div(rows, g.window) : 0;
     for (int h = 0; h < g.group_size(); ++h) {
       const float* mass =
           item_mass_.data() + (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
-      for (std::size_t w = 0; w < mass_full_.size(); ++w) mass_full_[w] += mean * mass[w];
+      for (std::size_t w = 0; w < unit.full.size(); ++w) unit.full[w] += mean * mass[w];
       if (n_quantized > 0) {
-        for (std::size_t w = 0; w < mass_quantized_.size(); ++w) {
-          mass_quantized_[w] += mean * mass[n_full + w];
+        for (std::size_t w = 0; w < unit.quantized.size(); ++w) {
+          unit.quantized[w] += mean * mass[n_full + w];
         }
       }
       const float* region_mass = mass + n_full + n_quantized;
-      for (int w = 0; w < region; ++w) mass_region_[w] += mean * region_mass[w];
+      for (int w = 0; w < region; ++w) unit.region[w] += mean * region_mass[w];
     }
   }
 }
@@ -227,7 +251,11 @@ void TieredAttention::finish_layer(int layer) {
   rows.n_rows = n_rows_capacity_;
   rows.n_sink_rows = n_sink_rows_;
   rows.region_begin = region_begin_;
-  cache_.finish_prompt_layer(layer, rows, {mass_full_, mass_quantized_, mass_region_});
+  std::vector<PromptMass> mass;
+  for (const UnitPrompt& unit : unit_prompt_) {
+    mass.push_back({unit.full, unit.quantized, unit.region});
+  }
+  cache_.finish_prompt_layer(layer, rows, mass);
 }
 
 void TieredAttention::end_prompt() {

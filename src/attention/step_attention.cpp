@@ -16,14 +16,34 @@ int item_count(int n_groups) { return ceil_div(n_groups, kItemGroups); }
 
 }  // namespace
 
-TieredAttention::StepItems TieredAttention::step_items(int layer) const {
-  const LayerCache& cache = cache_.layer(layer);
+TieredAttention::StepItems TieredAttention::step_items(const LayerCache& unit) const {
   StepItems items;
-  if (uses_quantized(cache)) {
-    items.quantized = item_count(static_cast<int>(cache.quantized().groups().size()));
+  if (uses_quantized(unit)) {
+    items.quantized = item_count(static_cast<int>(unit.quantized().groups().size()));
   }
-  items.full = item_count(static_cast<int>(cache.full().groups().size()));
+  items.full = item_count(static_cast<int>(unit.full().groups().size()));
   items.total = items.quantized + items.full + 1;
+  return items;
+}
+
+TieredAttention::StepUnit TieredAttention::first_unit(int layer) const {
+  return {0, 0, 0, step_items(cache_.unit(layer, 0))};
+}
+
+void TieredAttention::next_unit(int layer, StepUnit& unit) const {
+  const LayerCache& cache = cache_.unit(layer, unit.index);
+  unit.first_item += unit.items.total;
+  unit.first_group += cache.full().groups().size() + cache.quantized().groups().size();
+  if (++unit.index < cache_.units_per_layer()) {
+    unit.items = step_items(cache_.unit(layer, unit.index));
+  }
+}
+
+int TieredAttention::layer_items(int layer) const {
+  int items = 0;
+  for (int u = 0; u < cache_.units_per_layer(); ++u) {
+    items += step_items(cache_.unit(layer, u)).total;
+  }
   return items;
 }
 
@@ -36,24 +56,29 @@ void TieredAttention::begin_step() {
   for (int i = 0; i < cache_.n_layers(); ++i) {
     progress_[i].claimed.store(0, std::memory_order_relaxed);
     progress_[i].finished.store(0, std::memory_order_relaxed);
-    items = std::max(items, step_items(i).total);
-    const LayerCache& layer = cache_.layer(i);
-    groups = std::max(groups, layer.full().groups().size() + layer.quantized().groups().size());
-    capacity = std::max(capacity, layer.recent().ref().capacity);
+    items = std::max(items, layer_items(i));
+    std::size_t layer_groups = 0;
+    for (int u = 0; u < cache_.units_per_layer(); ++u) {
+      const LayerCache& unit = cache_.unit(i, u);
+      layer_groups += unit.full().groups().size() + unit.quantized().groups().size();
+      capacity = std::max(capacity, unit.recent().ref().capacity);
+    }
+    groups = std::max(groups, layer_groups);
   }
   const std::size_t heads = g.n_heads;
+  const std::size_t unit_heads = unit_geometry_.n_heads;
   q_.reserve(heads * g.head_dim);
   if (materialised_) {
     materialised_->begin_step();
     return note_peak();
   }
   q_back_.reserve(g.n_kv_heads * query_back_floats(g));
-  partial_o_.reserve(items * heads * g.head_dim);
-  partial_m_.reserve(items * heads);
-  partial_l_.reserve(items * heads);
+  partial_o_.reserve(items * unit_heads * g.head_dim);
+  partial_m_.reserve(items * unit_heads);
+  partial_l_.reserve(items * unit_heads);
   if (want_mass_) {
-    window_sum_.reserve(groups * heads * kLanes);
-    group_max_.reserve(groups * heads);
+    window_sum_.reserve(groups * unit_heads * kLanes);
+    group_max_.reserve(groups * unit_heads);
     token_sum_.reserve(heads * capacity + heads);
   }
   scratch_stride_ = static_cast<std::size_t>(kItemGroups) * g.head_dim * kLanes * sizeof(float);
@@ -64,7 +89,6 @@ void TieredAttention::begin_step() {
 void TieredAttention::prepare_step(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
   const Geometry& g = geometry_;
   const int d = g.head_dim;
-  const bool back = uses_quantized(cache_.layer(layer));
   alignas(64) float row[1024];
   bool finite = true;
   for (int h = ith; h < g.n_kv_heads; h += nth) {
@@ -81,7 +105,7 @@ void TieredAttention::prepare_step(int layer, const QkvBlock& qkv, int ith, int 
     for (int i = 0; i < g.group_size(); ++i) {
       rope_rotate(cache_.rope(), step_cos_.data(), step_sin_.data(), 1.0F, q + i * d);
     }
-    if (back) {
+    if (uses_quantized(cache_.unit(layer, unit_of(h)))) {
       kernels_.rotate_queries_back(
           g, q, back_cos_.data(), back_sin_.data(),
           q_back_.data() + static_cast<std::size_t>(h) * query_back_floats(g));
@@ -92,30 +116,33 @@ void TieredAttention::prepare_step(int layer, const QkvBlock& qkv, int ith, int 
 }
 
 void TieredAttention::attend_step(int layer, float* out, int ith) noexcept {
-  const StepItems items = step_items(layer);
+  const int total = layer_items(layer);
   Progress& progress = progress_[layer];
-  for (int i = progress.claimed.fetch_add(1); i < items.total; i = progress.claimed.fetch_add(1)) {
+  for (int i = progress.claimed.fetch_add(1); i < total; i = progress.claimed.fetch_add(1)) {
     run_step_item(layer, i, ith);
-    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == items.total - 1) {
+    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == total - 1) {
       finish_step(layer, out);
     }
   }
 }
 
 void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
-  const Geometry& g = geometry_;
+  StepUnit unit = first_unit(layer);
+  while (item >= unit.first_item + unit.items.total) next_unit(layer, unit);
+  const Geometry& g = unit_geometry_;
   const int gs = g.group_size();
   const int d = g.head_dim;
-  const LayerCache& cache = cache_.layer(layer);
-  const StepItems items = step_items(layer);
+  const LayerCache& cache = cache_.unit(layer, unit.index);
+  const StepItems& items = unit.items;
+  const int unit_item = item - unit.first_item;
   const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
   const int full_groups = static_cast<int>(cache.full().groups().size());
-  const bool quantized = item < items.quantized;
-  const bool full = !quantized && item < items.quantized + items.full;
+  const bool quantized = unit_item < items.quantized;
+  const bool full = !quantized && unit_item < items.quantized + items.full;
   const std::span<const GroupRef> groups =
       quantized ? cache.quantized().groups() : cache.full().groups();
   const int n_groups = static_cast<int>(groups.size());
-  const int begin = (quantized ? item : item - items.quantized) * kItemGroups;
+  const int begin = (quantized ? unit_item : unit_item - items.quantized) * kItemGroups;
   const int n = full || quantized ? std::min(kItemGroups, n_groups - begin) : 0;
 
   auto* phases = reinterpret_cast<float*>(thread_scratch_.data() + scratch_stride_ * ith);
@@ -125,62 +152,76 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
                            phases + static_cast<std::size_t>(i) * d * kLanes);
   }
   for (int h = 0; h < g.n_kv_heads; ++h) {
-    const std::size_t head = static_cast<std::size_t>(h) * gs;
-    const std::size_t at = static_cast<std::size_t>(item) * g.n_heads + head;
+    const std::size_t at =
+        static_cast<std::size_t>(item) * g.n_heads + static_cast<std::size_t>(h) * gs;
     const SoftmaxState state{partial_o_.data() + at * d, partial_m_.data() + at,
                              partial_l_.data() + at};
     softmax_reset(state, gs, d);
     GroupMass mass;
     if (want_mass_ && n > 0) {
       // Sums of the Quantized groups stand before those of the Full groups, per KV head.
-      const std::size_t first = static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
+      const std::size_t first = unit.first_group * g.n_kv_heads +
+                                static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
                                 (quantized ? begin : quantized_groups + begin);
       mass = {window_sum_.data() + first * gs * kLanes, group_max_.data() + first * gs, power_};
     }
+    const std::size_t kv_head = static_cast<std::size_t>(unit.index) * g.n_kv_heads + h;
+    const std::size_t head = kv_head * gs;
     const float* q = q_.data() + head * d;
     if (quantized) {
-      kernels_.attend_quantized(
-          {&geometry_, h, q_back_.data() + static_cast<std::size_t>(h) * query_back_floats(g),
-           phases, groups.data() + begin, n, state, mass});
+      kernels_.attend_quantized({&unit_geometry_, h,
+                                 q_back_.data() + kv_head * query_back_floats(g), phases,
+                                 groups.data() + begin, n, state, mass});
     } else if (full) {
-      kernels_.attend_full({&geometry_, h, q, groups.data() + begin, n, state, mass});
+      kernels_.attend_full({&unit_geometry_, h, q, groups.data() + begin, n, state, mass});
     } else {
       const RecentRef recent = cache.recent().ref();
       float* sum = want_mass_ ? token_sum_.data() + head * recent.capacity : nullptr;
-      float* max = want_mass_ ? token_sum_.data() +
-                                    static_cast<std::size_t>(g.n_heads) * recent.capacity + head
-                              : nullptr;
-      kernels_.attend_recent({&geometry_, h, q, recent, state, sum, max, power_});
+      float* max = want_mass_
+                       ? token_sum_.data() +
+                             static_cast<std::size_t>(geometry_.n_heads) * recent.capacity + head
+                       : nullptr;
+      kernels_.attend_recent({&unit_geometry_, h, q, recent, state, sum, max, power_});
     }
   }
 }
 
 void TieredAttention::finish_step(int layer, float* out) noexcept {
-  const Geometry& g = geometry_;
-  const int gs = g.group_size();
+  const Geometry& g = unit_geometry_;
   const int d = g.head_dim;
-  LayerCache& cache = cache_.layer(layer);
-  const StepItems items = step_items(layer);
-  // Merge into item 0, in item order.
-  const SoftmaxState total{partial_o_.data(), partial_m_.data(), partial_l_.data()};
-  for (int i = 1; i < items.total; ++i) {
-    const std::size_t at = static_cast<std::size_t>(i) * g.n_heads;
-    softmax_merge(total,
-                  {partial_o_.data() + at * d, partial_m_.data() + at, partial_l_.data() + at},
-                  g.n_heads, d);
+  StepUnit unit = first_unit(layer);
+  for (int u = 0; u < cache_.units_per_layer(); ++u, next_unit(layer, unit)) {
+    // Merge into the unit's first item, in item order.
+    const std::size_t first = static_cast<std::size_t>(unit.first_item) * g.n_heads;
+    const SoftmaxState total{partial_o_.data() + first * d, partial_m_.data() + first,
+                             partial_l_.data() + first};
+    for (int i = 1; i < unit.items.total; ++i) {
+      const std::size_t at = first + static_cast<std::size_t>(i) * g.n_heads;
+      softmax_merge(total,
+                    {partial_o_.data() + at * d, partial_m_.data() + at, partial_l_.data() + at},
+                    g.n_heads, d);
+    }
+    float* unit_out = out + std::ptrdiff_t{u} * g.n_heads * d;
+    for (int h = 0; h < g.n_heads; ++h) {
+      const float inverse = 1.0F / total.l[h];
+      for (int c = 0; c < d; ++c) unit_out[h * d + c] = total.o[h * d + c] * inverse;
+    }
+    if (want_mass_) add_step_mass(layer, unit, total);
   }
-  for (int h = 0; h < g.n_heads; ++h) {
-    const float inverse = 1.0F / total.l[h];
-    for (int c = 0; c < d; ++c) out[h * d + c] = total.o[h * d + c] * inverse;
-  }
-  if (!want_mass_) return;
+}
 
+void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
+                                    const SoftmaxState& total) noexcept {
+  const Geometry& g = unit_geometry_;
+  const int gs = g.group_size();
+  LayerCache& cache = cache_.unit(layer, unit.index);
   const std::span<double> full = cache.full_mass();
   const std::span<double> quantized = cache.quantized_mass();
   const std::span<double> local = cache.local_mass();
   cache.decay_mass(decay_);
   const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
   const int full_groups = static_cast<int>(cache.full().groups().size());
+  const std::size_t unit_group = unit.first_group * g.n_kv_heads;
   const float mean = 1.0F / static_cast<float>(g.n_heads);
   const auto factor = [&](float max, int head) {
     const float norm = power_ == 1.0F ? total.l[head] : std::pow(total.l[head], power_);
@@ -191,7 +232,7 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
       float sum[kLanes] = {};
       for (int h = 0; h < g.n_kv_heads; ++h) {
         const std::size_t at =
-            static_cast<std::size_t>(h) * (quantized_groups + full_groups) + first + i;
+            unit_group + static_cast<std::size_t>(h) * (quantized_groups + full_groups) + first + i;
         for (int j = 0; j < gs; ++j) {
           const float f = factor(group_max_.data()[at * gs + j], h * gs + j);
           const float* w = window_sum_.data() + (at * gs + j) * kLanes;
@@ -202,15 +243,18 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
       for (int lane = 0; lane < lanes; ++lane) masses[i * kLanes + lane] += sum[lane];
     }
   };
-  if (items.quantized > 0) add_groups(0, quantized_groups, quantized);
+  if (unit.items.quantized > 0) add_groups(0, quantized_groups, quantized);
   add_groups(quantized_groups, full_groups, full);
 
   const RecentRef recent = cache.recent().ref();
   const int sinks = cache.recent().n_sinks();
-  const float* max = token_sum_.data() + static_cast<std::size_t>(g.n_heads) * recent.capacity;
+  const int first_head = unit.index * g.n_heads;
+  const float* max =
+      token_sum_.data() + static_cast<std::size_t>(geometry_.n_heads) * recent.capacity;
   for (int h = 0; h < g.n_heads; ++h) {
-    const float f = factor(max[h], h);
-    const float* sum = token_sum_.data() + static_cast<std::size_t>(h) * recent.capacity;
+    const float f = factor(max[first_head + h], h);
+    const float* sum =
+        token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
     for (int t = sinks; t < recent.n_tokens; ++t) {
       local[(t - sinks) / g.window] += static_cast<double>(sum[t] * f);
     }

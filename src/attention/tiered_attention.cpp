@@ -10,12 +10,14 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
     : cache_(cache),
       kernels_(kernels),
       geometry_(cache.geometry()),
+      unit_geometry_(cache.unit_geometry()),
       n_threads_(n_threads),
       scale_(1.0F / std::sqrt(static_cast<float>(geometry_.head_dim))),
       want_mass_(cache.needs().mass),
       power_(static_cast<float>(cache.needs().mass_power)),
       decay_(static_cast<float>(cache.needs().mass_decay)),
-      progress_(std::make_unique<Progress[]>(static_cast<std::size_t>(cache.n_layers()))) {
+      progress_(std::make_unique<Progress[]>(static_cast<std::size_t>(cache.n_layers()))),
+      unit_prompt_(static_cast<std::size_t>(cache.units_per_layer())) {
   const int pairs = geometry_.head_dim / 2;
   back_cos_.resize(static_cast<std::size_t>(geometry_.window) * pairs);
   back_sin_.resize(back_cos_.size());

@@ -10,6 +10,9 @@
 // results have the same bits for any number of threads. Thread safety: prepare() and attend() are
 // called by all threads of one pool; the rest by the owner.
 //
+// In a per-head cache each KV head is a unit with its own tiers (kv_cache.h); kernels then run with
+// the unit's geometry on the head's queries.
+//
 // With CacheConfig::fused_attention off the same calls compute attention in separate passes over a
 // dense copy (materialised_attention.h).
 #pragma once
@@ -61,23 +64,37 @@ class TieredAttention final : public Attention {
   void prepare_step(int layer, const QkvBlock& qkv, int ith, int nth) noexcept;
   void attend_prompt(int layer, float* out, int ith) noexcept;
   void attend_step(int layer, float* out, int ith) noexcept;
+  void fill_prefix_phases(int layer, int u);
   MaterialisedAttention::PromptBlock prompt_block() const;
   void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
+  // The unit that holds a KV head.
+  int unit_of(int kv_head) const { return kv_head / unit_geometry_.n_kv_heads; }
   void sum_prompt_mass(int layer) noexcept;
   void run_step_item(int layer, int item, int ith) noexcept;
   void finish_step(int layer, float* out) noexcept;
   void note_peak();
 
-  // Items of one decode step in one layer: quantized chunks, then full chunks, then recent.
+  // Items of one decode step in one unit: quantized chunks, then full chunks, then recent.
   struct StepItems {
     int quantized = 0, full = 0, total = 0;
   };
-  StepItems step_items(int layer) const;
+  StepItems step_items(const LayerCache& unit) const;
+  // A unit of the layer in a decode step, and what comes before it in the shared buffers.
+  struct StepUnit {
+    int index = 0;
+    int first_item = 0;
+    std::size_t first_group = 0;
+    StepItems items;
+  };
+  StepUnit first_unit(int layer) const;
+  void next_unit(int layer, StepUnit& unit) const;
+  int layer_items(int layer) const;
+  void add_step_mass(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
   bool uses_quantized(const LayerCache& layer) const;
 
   KvCache& cache_;
   const KernelTable& kernels_;
-  const Geometry geometry_;
+  const Geometry geometry_, unit_geometry_;
   int n_threads_;
   float scale_;
   bool want_mass_;
@@ -105,18 +122,25 @@ class TieredAttention final : public Attention {
   int n_sink_rows_ = 0;
   std::vector<float> cos_, sin_;           // [n_new][D/2]
   AlignedBuffer<fp16_t> k_rows_, v_rows_;  // [H][capacity][D]
-  AlignedBuffer<float> prefix_phases_;     // [quantized groups][D/2][2][kLanes]
+  AlignedBuffer<float> prefix_phases_;     // [quantized groups][D/2][2][kLanes], unit after unit
   AlignedBuffer<float> item_mass_;         // [items][group_size][mass windows]
   std::ptrdiff_t mass_stride_ = 0;
-  std::vector<double> mass_full_, mass_quantized_, mass_region_;
+  // What the prompt's rows saw of one unit; sizes in windows.
+  struct UnitPrompt {
+    std::size_t phases_at = 0;
+    std::vector<double> full, quantized, region;
+  };
+  std::vector<UnitPrompt> unit_prompt_;
 
   // Decode mode.
-  std::vector<float> step_cos_, step_sin_;                  // [D/2] of the current position
-  AlignedBuffer<float> q_back_;                             // [H][query_back_floats()]
-  AlignedBuffer<float> partial_o_, partial_m_, partial_l_;  // [items][n_heads][D], [items][n_heads]
-  AlignedBuffer<float> window_sum_;  // [H][groups][group_size][kLanes], quantized then full
-  AlignedBuffer<float> group_max_;   // [H][groups][group_size]
-  AlignedBuffer<float> token_sum_;   // [H][group_size][capacity], then [H][group_size] max
+  std::vector<float> step_cos_, step_sin_;  // [D/2] of the current position
+  AlignedBuffer<float> q_back_;             // [H][query_back_floats()]
+  // Of the unit's query heads, items of all units: [items][heads][D], [items][heads].
+  AlignedBuffer<float> partial_o_, partial_m_, partial_l_;
+  // A unit's: [H][groups][group_size][kLanes], quantized then full; unit after unit.
+  AlignedBuffer<float> window_sum_;
+  AlignedBuffer<float> group_max_;  // the same without lanes
+  AlignedBuffer<float> token_sum_;  // [n_heads][capacity], then [n_heads] max
 
   std::size_t workspace_peak_ = 0;
 };

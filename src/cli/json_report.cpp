@@ -118,6 +118,7 @@ Json trace_json(const LayerEvent& e, bool with_scores) {
                  {"quantized", e.bytes.quantized},
                  {"dormant", e.dormant_bytes},
                  {"total", e.bytes.total()}}}};
+  if (e.head >= 0) json["head"] = e.head;
   if (with_scores) {
     // [window, score] of every candidate, before the move.
     Json scores = Json::array();

@@ -25,7 +25,7 @@ std::string_view colour_of(char tier) {
 }  // namespace
 
 std::string tier_map(const KvCache& cache, int layer) {
-  const LayerCache& state = cache.layer(layer);
+  const LayerCache& state = cache.unit(layer, 0);
   const int window = cache.geometry().window;
   const TokenPos local = cache.n_tokens() - state.local_begin();
   const auto ranked = static_cast<std::size_t>((state.local_begin() - cache.budget().n_sink)) /

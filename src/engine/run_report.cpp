@@ -41,9 +41,12 @@ CacheStats collect_stats(const KvCache& cache, std::size_t workspace_peak_bytes)
   s.scores_bytes = static_cast<std::int64_t>(metadata.scores);
   s.workspace_peak_bytes = static_cast<std::int64_t>(workspace_peak_bytes);
   for (int i = 0; i < cache.n_layers(); ++i) {
-    s.full_windows += cache.layer(i).full().size();
-    s.quantized_windows += cache.layer(i).quantized().size();
-    s.evicted_windows += cache.layer(i).n_evicted();
+    for (int u = 0; u < cache.units_per_layer(); ++u) {
+      const LayerCache& unit = cache.unit(i, u);
+      s.full_windows += unit.full().size();
+      s.quantized_windows += unit.quantized().size();
+      s.evicted_windows += unit.n_evicted();
+    }
   }
   s.budget_raised = cache.budget().raised;
   s.uncompressed = cache.budget().uncompressed;

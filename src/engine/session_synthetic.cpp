@@ -82,17 +82,21 @@ Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t s
     v.resize_exactly(elements);
     rows.k = k.data();
     rows.v = v.data();
-    std::vector<double> mass;
-    if (cache_->needs().mass) {
-      mass.resize(
-          static_cast<std::size_t>((n_tokens - rows.n_sink_rows + g.window - 1) / g.window));
+    const int n_windows = (n_tokens - rows.n_sink_rows + g.window - 1) / g.window;
+    std::vector<std::vector<double>> mass(static_cast<std::size_t>(cache_->units_per_layer()));
+    std::vector<PromptMass> views;
+    for (std::vector<double>& unit : mass) {
+      if (cache_->needs().mass) unit.resize(static_cast<std::size_t>(n_windows));
+      views.push_back({{}, {}, unit});
     }
     for (int layer = 0; layer < cache_->n_layers(); ++layer) {
       random.fill_normal(k.data(), elements);
       random.fill_normal(v.data(), elements);
-      // Exponential with the mean of a real prompt: each of its rows adds a mass of one.
-      for (double& m : mass) m = -std::log(random.uniform()) * g.window + 1e-6;
-      cache_->finish_prompt_layer(layer, rows, {{}, {}, mass});
+      for (std::vector<double>& unit : mass) {
+        // Exponential with the mean of a real prompt: each of its rows adds a mass of one.
+        for (double& m : unit) m = -std::log(random.uniform()) * g.window + 1e-6;
+      }
+      cache_->finish_prompt_layer(layer, rows, views);
     }
     guard.commit();
   } catch (const std::bad_alloc&) {

@@ -102,9 +102,10 @@ struct AttendRecentParams {
 struct PrefillParams {
   const Geometry* geometry = nullptr;
   int kv_head = 0;
-  const float* q = nullptr;  // [n_tokens][n_heads][D], post-RoPE, NOT scaled
-  float* out = nullptr;      // same shape; written for the group's heads and this tile's tokens
-  float scale = 1.0F;        // multiplies q . k
+  const float* q = nullptr;   // [n_tokens][n_heads][D], post-RoPE, NOT scaled
+  float* out = nullptr;       // same shape; written for the group's heads and this tile's tokens
+  std::ptrdiff_t stride = 0;  // floats from one token to the next in q and out; 0: n_heads * D
+  float scale = 1.0F;         // multiplies q . k
   int q_begin = 0;
   int q_end = 0;  // at most kPrefillTile tokens after q_begin
   int q_row0 = 0;
@@ -127,6 +128,9 @@ struct PrefillParams {
   void* scratch = nullptr;  // prefill_scratch_bytes(), 64-byte aligned
 };
 inline constexpr int kPrefillTile = 32;
+inline std::ptrdiff_t prefill_stride(const PrefillParams& p) {
+  return p.stride > 0 ? p.stride : std::ptrdiff_t{p.geometry->n_heads} * p.geometry->head_dim;
+}
 // Upper bound of the scratch that prefill_tile needs for these parameters' shape.
 std::size_t prefill_scratch_bytes(const Geometry& g, int n_full_groups, int n_quantized_groups,
                                   int n_rows);

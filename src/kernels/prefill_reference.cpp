@@ -125,7 +125,7 @@ void reference_prefill_tile(const PrefillParams& p) noexcept {
     std::fill_n(mass, n_windows, 0.0);
     for (int t = p.q_begin; t < p.q_end; ++t) {
       const std::ptrdiff_t at =
-          (static_cast<std::ptrdiff_t>(t) * g.n_heads + p.kv_head * g.group_size() + h) * dim;
+          t * prefill_stride(p) + std::ptrdiff_t{p.kv_head * g.group_size() + h} * dim;
       const float* q = p.q + at;
       const int row_end = p.q_row0 + t + 1;
 

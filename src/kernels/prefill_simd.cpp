@@ -122,7 +122,7 @@ class Tile {
   T* query(T* base, int row) const {
     const int token = p_.q_begin + row / group_size_;
     const int head = p_.kv_head * group_size_ + row % group_size_;
-    return base + (static_cast<std::ptrdiff_t>(token) * g_.n_heads + head) * dim_;
+    return base + token * prefill_stride(p_) + std::ptrdiff_t{head} * dim_;
   }
 
   void pack(const PrefillPanel& panel) {

@@ -54,8 +54,8 @@ struct KvCache::Backup {
   bool empty_before = false;
   BudgetPlan budget;
   int step = 0;
-  std::vector<std::optional<LayerCache>> layers;  // filled as finish_prompt_layer() overwrites
-  std::vector<LayerEvent> events;                 // told when the prompt is committed
+  std::vector<std::optional<LayerCache>> units;  // filled as finish_prompt_layer() overwrites
+  std::vector<LayerEvent> events;                // told when the prompt is committed
 };
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,
@@ -71,8 +71,22 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
   if (!never && config.quant_share > 0.0) {
     if (Status ok = check_quantizer(geometry); !ok) return std::unexpected(ok.error());
   }
+  const bool per_head = policy.per_head || policy.schedule == Schedule::Once;
+  if (per_head && !config.fused_attention) {
+    return bad_input(policy.name +
+                     " (policy): routes by KV head, which works with fused attention only; use "
+                     "--attention fused");
+  }
   std::unique_ptr<KvCache> cache(new KvCache());
   cache->geometry_ = geometry;
+  cache->unit_geometry_ = geometry;
+  cache->n_layers_ = n_layers;
+  cache->per_head_ = per_head;
+  if (per_head) {
+    cache->units_per_layer_ = geometry.n_kv_heads;
+    cache->unit_geometry_.n_heads = geometry.group_size();
+    cache->unit_geometry_.n_kv_heads = 1;
+  }
   cache->rope_ = rope;
   cache->config_ = config;
   cache->policy_ = &policy;
@@ -81,15 +95,17 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
   cache->needs_ = cache->scorer_->needs();
   // apply() reads these by pointer: sized once. The codec's part may be unused.
   cache->scratch_ = std::make_shared<RouteScratch>();
+  const Geometry& unit = cache->unit_geometry_;
   const std::size_t elements =
-      static_cast<std::size_t>(geometry.n_kv_heads) * geometry.window * geometry.head_dim;
+      static_cast<std::size_t>(unit.n_kv_heads) * unit.window * unit.head_dim;
   cache->scratch_->k.resize(elements);
   cache->scratch_->v.resize(elements);
-  cache->scratch_->block.resize(geometry.quantized_window_bytes());
-  cache->scratch_->floats.resize(quantize_scratch_floats(geometry));
-  cache->layers_.reserve(static_cast<std::size_t>(n_layers));
-  for (int i = 0; i < n_layers; ++i) {
-    cache->layers_.emplace_back(cache->geometry_, cache->rope_, config.n_sink);
+  cache->scratch_->block.resize(unit.quantized_window_bytes());
+  cache->scratch_->floats.resize(quantize_scratch_floats(unit));
+  const int n_units = n_layers * cache->units_per_layer_;
+  cache->units_.reserve(static_cast<std::size_t>(n_units));
+  for (int i = 0; i < n_units; ++i) {
+    cache->units_.emplace_back(cache->unit_geometry_, cache->rope_, config.n_sink);
   }
   return cache;
 }
@@ -123,7 +139,7 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   backup->empty_before = n_tokens_ == 0;
   backup->budget = budget_;
   backup->step = step_;
-  backup->layers.resize(layers_.size());
+  backup->units.resize(units_.size());
   const auto windows = static_cast<int>(
       std::max<std::int64_t>(1, (plan->context_tokens - config_.n_sink) / geometry_.window + 1));
   if (windows > phases_.max_windows()) {
@@ -135,9 +151,27 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   return {};
 }
 
-void KvCache::finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
+PromptRows KvCache::rows_of_unit(const PromptRows& rows, int u) const {
+  const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(u) * unit_geometry_.n_kv_heads *
+                                rows.capacity * geometry_.head_dim;
+  PromptRows unit = rows;
+  unit.k += offset;
+  unit.v += offset;
+  return unit;
+}
+
+void KvCache::finish_prompt_layer(int layer, const PromptRows& rows,
+                                  std::span<const PromptMass> mass) {
   QE_CHECK(backup_ && layer >= 0 && layer < n_layers());
-  LayerCache& cache = layers_[layer];
+  QE_CHECK(mass.size() == static_cast<std::size_t>(units_per_layer_));
+  for (int u = 0; u < units_per_layer_; ++u) {
+    finish_prompt_unit(layer, u, rows_of_unit(rows, u), mass[u]);
+  }
+  peak_bytes_ = std::max(peak_bytes_, bytes().total());
+}
+
+void KvCache::finish_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass) {
+  LayerCache& cache = unit(layer, u);
   const TokenPos n_tokens = n_tokens_ + backup_->n_new;
   const int n_region = std::max(0, n_tokens - cache.local_begin_);
   QE_CHECK(rows.n_sink_rows == std::min(config_.n_sink, n_tokens));
@@ -146,20 +180,19 @@ void KvCache::finish_prompt_layer(int layer, const PromptRows& rows, const Promp
   if (!backup_->empty_before) {
     // The copy is worked on: what a rollback puts back is the original, with the room it had.
     LayerCache copy(cache);
-    backup_->layers[layer].emplace(std::move(cache));
+    backup_->units[unit_index(layer, u)].emplace(std::move(cache));
     cache = std::move(copy);
   }
 
   const int omega = geometry_.window;
   cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega);
   LayerEvent event;
-  route_layer(layer, n_tokens, &rows, trace_ ? &event : nullptr);
+  route_unit(layer, u, n_tokens, &rows, trace_ ? &event : nullptr);
   cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens), budget_.context_tokens);
   if (trace_) {
-    finish_event(layer, n_tokens, event);
+    finish_event(layer, u, n_tokens, event);
     backup_->events.push_back(std::move(event));
   }
-  peak_bytes_ = std::max(peak_bytes_, bytes().total());
 }
 
 void KvCache::commit_prompt() {
@@ -174,11 +207,11 @@ void KvCache::commit_prompt() {
 
 void KvCache::rollback_prompt() {
   QE_CHECK(backup_);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
     if (backup_->empty_before) {
-      layers_[i].clear();
-    } else if (backup_->layers[i]) {
-      layers_[i] = std::move(*backup_->layers[i]);
+      units_[i].clear();
+    } else if (backup_->units[i]) {
+      units_[i] = std::move(*backup_->units[i]);
     }
   }
   budget_ = backup_->budget;
@@ -188,33 +221,37 @@ void KvCache::rollback_prompt() {
 
 void KvCache::begin_step() {
   QE_CHECK(!backup_ && n_tokens_ > 0 && n_tokens_ < budget_.context_tokens);
-  for (LayerCache& layer : layers_) layer.push_row();
+  for (LayerCache& unit : units_) unit.push_row();
   ++n_tokens_;
 }
 
 void KvCache::append(int layer, int kv_head, const float* k, const float* v) {
-  RecentStore& recent = layers_[layer].recent_;
-  recent.write(recent.n_tokens() - 1, kv_head, k, v);
+  const int heads = unit_geometry_.n_kv_heads;
+  RecentStore& recent = unit(layer, kv_head / heads).recent_;
+  recent.write(recent.n_tokens() - 1, kv_head % heads, k, v);
 }
 
 void KvCache::end_step() {
   ++step_;
   peak_bytes_ = std::max(peak_bytes_, bytes().total());
   if (step_ % geometry_.window != 0) return;
-  for (int i = 0; i < n_layers(); ++i) {
+  for (int i = 0; i < n_layers() * units_per_layer_; ++i) {
+    const int layer = i / units_per_layer_;
+    const int u = i % units_per_layer_;
     LayerEvent event;
-    route_layer(i, n_tokens_, nullptr, trace_ ? &event : nullptr);
+    route_unit(layer, u, n_tokens_, nullptr, trace_ ? &event : nullptr);
     if (trace_) {
-      finish_event(i, n_tokens_, event);
+      finish_event(layer, u, n_tokens_, event);
       trace_(event);
     }
   }
   ++event_;
 }
 
-void KvCache::route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event) {
+void KvCache::route_unit(int layer, int u, TokenPos n_tokens, const PromptRows* rows,
+                         LayerEvent* event) {
   const auto start = std::chrono::steady_clock::now();
-  LayerCache& cache = layers_[layer];
+  LayerCache& cache = unit(layer, u);
   RouteScratch& s = *scratch_;
   // After an append whose n_local grew, windows that are ranked already stay ranked.
   const std::int64_t evictable = evictable_windows(n_tokens, config_.n_sink, budget_.n_local,
@@ -246,8 +283,8 @@ void KvCache::route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, 
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void KvCache::finish_event(int layer, TokenPos n_tokens, LayerEvent& event) {
-  const LayerCache& cache = layers_[layer];
+void KvCache::finish_event(int layer, int u, TokenPos n_tokens, LayerEvent& event) {
+  const LayerCache& cache = unit(layer, u);
   const auto ascending = [](std::span<const WindowId> ids) {
     std::vector<WindowId> sorted(ids.begin(), ids.end());
     std::ranges::sort(sorted);
@@ -256,6 +293,7 @@ void KvCache::finish_event(int layer, TokenPos n_tokens, LayerEvent& event) {
   event.event = event_;
   event.step = step_;
   event.layer = layer;
+  event.head = per_head_ ? u : -1;
   event.n_tokens = n_tokens;
   event.full = ascending(cache.full_.ids());
   event.quantized = ascending(cache.quantized_.ids());
@@ -266,28 +304,28 @@ void KvCache::finish_event(int layer, TokenPos n_tokens, LayerEvent& event) {
 
 TierBytes KvCache::bytes() const {
   TierBytes sum;
-  for (const LayerCache& layer : layers_) sum += layer.bytes();
+  for (const LayerCache& unit : units_) sum += unit.bytes();
   return sum;
 }
 
 MetadataBytes KvCache::metadata() const {
   MetadataBytes sum;
-  for (const LayerCache& layer : layers_) sum += layer.metadata();
+  for (const LayerCache& unit : units_) sum += unit.metadata();
   return sum;
 }
 
 std::size_t KvCache::reserved_bytes() const {
   std::size_t sum = 0;
-  for (const LayerCache& layer : layers_) sum += layer.recent_.reserved_bytes();
+  for (const LayerCache& unit : units_) sum += unit.recent_.reserved_bytes();
   return sum;
 }
 
 std::size_t KvCache::backup_bytes() const {
   std::size_t sum = 0;
   if (!backup_) return sum;
-  for (const auto& layer : backup_->layers) {
-    if (layer) {
-      sum += layer->bytes().total() + layer->metadata().total() + layer->recent_.reserved_bytes();
+  for (const auto& unit : backup_->units) {
+    if (unit) {
+      sum += unit->bytes().total() + unit->metadata().total() + unit->recent_.reserved_bytes();
     }
   }
   return sum;
@@ -295,7 +333,7 @@ std::size_t KvCache::backup_bytes() const {
 
 CacheCounters KvCache::counters() const {
   CacheCounters sum;
-  for (const LayerCache& layer : layers_) sum += layer.counters();
+  for (const LayerCache& unit : units_) sum += unit.counters();
   sum.events = event_;
   return sum;
 }

@@ -1,5 +1,8 @@
 // The compressed KV cache of one sequence: all layers, budget, routing.
 //
+// A layer is one unit (LayerCache) that routes windows of all KV heads together, or, with policies
+// that route by head, one unit for each KV head. A unit looks like this:
+//
 //   [ sinks S ][ history: windows of Omega tokens ][ local L + remainder + waiting ]
 //     fp16        Full fp16 | Quantized INT2 | Evicted      fp16
 //
@@ -25,6 +28,7 @@
 #include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "kernels/rope.h"
 #include "kv/budget.h"
 #include "kv/ledger.h"
@@ -35,9 +39,10 @@
 
 namespace qevict {
 
-// What one routing event did to one layer; the lines of --trace (cli.md). Window lists ascend.
+// What one routing event did to one unit; the lines of --trace (cli.md). Window lists ascend.
 struct LayerEvent {
   int event = 0, step = 0, layer = 0;  // step counts decode steps since the prompt
+  int head = -1;                       // KV head of the unit; -1: the unit is a whole layer
   TokenPos n_tokens = 0;
   std::vector<WindowId> full, quantized;  // the tiers' members after the event
   std::vector<WindowId> evicted;          // by this event
@@ -60,8 +65,9 @@ struct CacheCounters {
   CacheCounters& operator+=(const CacheCounters& o);
 };
 
-// Uncompressed rows of one layer while a prompt is read: row r < n_sink_rows is position r, row
-// n_sink_rows + i is position region_begin + i. region_begin is the first position of a window.
+// Uncompressed rows of one layer, all KV heads, while a prompt is read: row r < n_sink_rows is
+// position r, row n_sink_rows + i is position region_begin + i. region_begin is the first position
+// of a window.
 struct PromptRows {
   const fp16_t* k = nullptr;  // [H][capacity][D], post-RoPE
   const fp16_t* v = nullptr;  // [H][capacity][D]
@@ -71,7 +77,8 @@ struct PromptRows {
   TokenPos region_begin = 0;
 };
 
-// Mass that the prompt's rows added in one layer (head mean), by slot and by region window.
+// Mass that the prompt's rows added in one unit (mean over its query heads), by slot and by region
+// window.
 struct PromptMass {
   std::span<const double> full;       // [full().size()]
   std::span<const double> quantized;  // [quantized().size()]
@@ -80,6 +87,7 @@ struct PromptMass {
 
 struct RouteScratch;  // buffers of one routing event (kv/route_scratch.h)
 
+// One unit. `geometry` is the unit's: of all heads, or of one KV head and its query heads.
 class LayerCache {
  public:
   LayerCache(const Geometry& geometry, const RopeSpec& rope, int n_sink);
@@ -155,15 +163,23 @@ class KvCache {
                                                  const RopeSpec& rope, const CacheConfig& config,
                                                  const PolicySpec& policy);
 
-  const Geometry& geometry() const { return geometry_; }
+  const Geometry& geometry() const { return geometry_; }            // the model's
+  const Geometry& unit_geometry() const { return unit_geometry_; }  // its n_kv_heads: a unit's
   const RopeSpec& rope() const { return rope_; }
   const CacheConfig& config() const { return config_; }
   const Needs& needs() const { return needs_; }
   const BudgetPlan& budget() const { return budget_; }
-  int n_layers() const { return static_cast<int>(layers_.size()); }
+  int n_layers() const { return n_layers_; }
+  // Whether a unit is a KV head of a layer; else it is the layer.
+  bool per_head() const { return per_head_; }
+  int units_per_layer() const { return units_per_layer_; }
   TokenPos n_tokens() const { return n_tokens_; }
-  LayerCache& layer(int i) { return layers_[i]; }
-  const LayerCache& layer(int i) const { return layers_[i]; }
+  // Units of one layer always hold equally many sinks and local tokens, with equal capacity.
+  LayerCache& unit(int layer, int u) { return units_[unit_index(layer, u)]; }
+  const LayerCache& unit(int layer, int u) const { return units_[unit_index(layer, u)]; }
+  // The only unit of a layer.
+  LayerCache& layer(int i) { return units_[whole_layer(i)]; }
+  const LayerCache& layer(int i) const { return units_[whole_layer(i)]; }
   // Angles of window bases; grows at begin_prompt to cover context_tokens.
   const WindowPhases& phases() const { return phases_; }
 
@@ -171,8 +187,12 @@ class KvCache {
   // Refuses an empty prompt, a context that positions cannot count and a budget that is too small;
   // then nothing has changed. The steps since the prompt count from 0 again.
   Status begin_prompt(int n_new, int max_new_tokens);
-  // The layer's prompt is attended: adds the mass, fills the local zone, runs the layer's event.
-  void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass);
+  // The layer's prompt is attended: adds the mass of each of its units, fills the local zone, runs
+  // the layer's event. mass [units_per_layer()].
+  void finish_prompt_layer(int layer, const PromptRows& rows, std::span<const PromptMass> mass);
+  void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
+    finish_prompt_layer(layer, rows, std::span(&mass, 1));
+  }
   void commit_prompt();
   void rollback_prompt();
 
@@ -187,27 +207,38 @@ class KvCache {
 
   void set_trace(TraceSink sink) { trace_ = std::move(sink); }
 
-  // Sums over layers. peak: the largest total() seen since creation, after a layer's compression.
+  // Sums over units. peak: the largest total() seen since creation, after a layer's compression.
   TierBytes bytes() const;
   MetadataBytes metadata() const;
   std::size_t reserved_bytes() const;  // allocated local rows not in use
   std::size_t backup_bytes() const;    // copies kept while an appended prompt may be rolled back
   std::size_t peak_bytes() const { return peak_bytes_; }
-  // Sums over layers, except `events`: the routing events of the sequence.
+  // Sums over units, except `events`: the routing events of the sequence.
   CacheCounters counters() const;
   double routing_seconds() const { return routing_seconds_; }
 
  private:
   KvCache() = default;
-  // Routes one layer at length n_tokens; `rows`: the prompt's, null in a decode step.
-  void route_layer(int layer, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event);
-  void finish_event(int layer, TokenPos n_tokens, LayerEvent& event);
+  std::size_t unit_index(int layer, int u) const {
+    return static_cast<std::size_t>(layer) * units_per_layer_ + u;
+  }
+  std::size_t whole_layer(int layer) const {
+    QE_CHECK(units_per_layer_ == 1);
+    return static_cast<std::size_t>(layer);
+  }
+  PromptRows rows_of_unit(const PromptRows& rows, int u) const;
+  void finish_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass);
+  // Routes one unit at length n_tokens; `rows`: the prompt's, null in a decode step.
+  void route_unit(int layer, int u, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event);
+  void finish_event(int layer, int u, TokenPos n_tokens, LayerEvent& event);
   // True when nothing is compressed now: every ranked window goes to Full.
   bool keeps_all() const;
   // Largest local zone until the next event after one at length n_tokens, in tokens.
   int max_local(const LayerCache& layer, TokenPos n_tokens) const;
 
-  Geometry geometry_;
+  Geometry geometry_, unit_geometry_;
+  int n_layers_ = 0, units_per_layer_ = 1;
+  bool per_head_ = false;
   RopeSpec rope_;
   CacheConfig config_;
   const PolicySpec* policy_ = nullptr;
@@ -216,7 +247,7 @@ class KvCache {
   Needs needs_;
   BudgetPlan budget_;
   WindowPhases phases_;
-  std::vector<LayerCache> layers_;
+  std::vector<LayerCache> units_;  // [n_layers][units_per_layer]
   TokenPos n_tokens_ = 0;
   int step_ = 0;
   int event_ = 0;

@@ -9,19 +9,20 @@ namespace qevict {
 void Driver::check() const {
   ASSERT_EQ(cache_->n_tokens(), n_);
   std::size_t total = 0;
-  for (int i = 0; i < cache_->n_layers(); ++i) {
-    SCOPED_TRACE(testing::Message() << "layer " << i << " at " << n_ << " tokens");
-    ASSERT_NO_FATAL_FAILURE(check_layer(cache_->layer(i), layers_[i]));
-    ASSERT_NO_FATAL_FAILURE(check_recent(cache_->layer(i), layers_[i]));
-    check_bytes(cache_->layer(i));
-    total += cache_->layer(i).bytes().total();
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+    SCOPED_TRACE(testing::Message() << "unit " << i << " at " << n_ << " tokens");
+    const LayerCache& unit = cache_->unit(i / n_units(), i % n_units());
+    ASSERT_NO_FATAL_FAILURE(check_layer(unit, units_[i]));
+    ASSERT_NO_FATAL_FAILURE(check_recent(unit, units_[i]));
+    check_bytes(unit);
+    total += unit.bytes().total();
   }
   EXPECT_EQ(cache_->bytes().total(), total);
   EXPECT_GE(cache_->peak_bytes(), total);
   EXPECT_EQ(cache_->backup_bytes(), 0U);
 }
 
-void Driver::check_layer(const LayerCache& layer, const ModelLayer& model) const {
+void Driver::check_layer(const LayerCache& layer, const ModelUnit& model) const {
   std::set<WindowId> seen;
   std::set<WindowId> dormant = model.dormant();
   Halves k(static_cast<std::size_t>(g_.n_kv_heads) * g_.window * g_.head_dim), v(k.size());
@@ -61,7 +62,7 @@ void Driver::check_layer(const LayerCache& layer, const ModelLayer& model) const
   }
 }
 
-void Driver::check_recent(const LayerCache& layer, const ModelLayer& model) const {
+void Driver::check_recent(const LayerCache& layer, const ModelUnit& model) const {
   const RecentStore& recent = layer.recent();
   ASSERT_EQ(layer.local_begin(), config_.n_sink + model.n_ranked * g_.window);
   ASSERT_EQ(recent.n_sinks(), std::min(config_.n_sink, n_));
@@ -105,7 +106,7 @@ void Driver::check_bytes(const LayerCache& layer) const {
   const auto waiting = std::max<std::int64_t>(remainder, g_.window - 1) + g_.window;
   const auto allowed =
       config_.strict_budget || plan.uncompressed ? 0 : waiting * std::int64_t(token);
-  EXPECT_LE(static_cast<std::int64_t>(bytes.total()), plan.layer_bytes + allowed);
+  EXPECT_LE(static_cast<std::int64_t>(bytes.total()), plan.layer_bytes / n_units() + allowed);
 }
 
 std::vector<std::uint8_t> Driver::snapshot() const {
@@ -128,8 +129,8 @@ std::vector<std::uint8_t> Driver::snapshot() const {
         std::int64_t{plan.raised}}) {
     put(x);
   }
-  for (int i = 0; i < cache_->n_layers(); ++i) {
-    const LayerCache& layer = cache_->layer(i);
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+    const LayerCache& layer = cache_->unit(i / n_units(), i % n_units());
     for (const TierSlab* slab : {&layer.full(), &layer.quantized()}) {
       put_all(slab->ids());
       put_all(slab->mass());

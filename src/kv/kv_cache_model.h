@@ -17,7 +17,7 @@
 
 namespace qevict {
 
-inline PolicySpec test_policy(Schedule schedule, bool key_norm) {
+inline PolicySpec test_policy(Schedule schedule, bool key_norm, bool per_head = false) {
   struct TestScorer final : Scorer {
     bool norm;
     explicit TestScorer(bool n) : norm(n) {}
@@ -34,6 +34,7 @@ inline PolicySpec test_policy(Schedule schedule, bool key_norm) {
   PolicySpec policy;
   policy.name = "test";
   policy.schedule = schedule;
+  policy.per_head = per_head;
   policy.make_scorer = [key_norm](const CacheConfig&) {
     return std::make_unique<TestScorer>(key_norm);
   };
@@ -50,12 +51,13 @@ struct ModelWindow {
   std::vector<std::uint8_t> block;  // empty until the first demotion; never changes afterwards
 };
 
-struct ModelLayer {
+// A unit of a layer.
+struct ModelUnit {
   std::map<WindowId, ModelWindow> windows;  // ranked windows in Full or Quantized
   std::set<WindowId> evicted;
   WindowId n_ranked = 0;
   std::map<WindowId, double> local_mass;
-  std::vector<Halves> k, v;  // every token ever appended, [H * D]
+  std::vector<Halves> k, v;  // every token ever appended, [H * D] of the unit's heads
   std::set<WindowId> dormant() const {
     std::set<WindowId> ids;
     for (const auto& [id, w] : windows) {
@@ -72,7 +74,6 @@ class Driver {
          unsigned seed);
 
   KvCache& cache() { return *cache_; }
-  const ModelLayer& model(int layer) const { return layers_[layer]; }
   Status begin_prompt(int n_new, int max_new);
   void finish_layers(int first, int last);  // [first, last)
   void commit();
@@ -88,21 +89,25 @@ class Driver {
 
  private:
   void append_model(int n_new);
-  void route_model(int layer, TokenPos n);
+  void finish_layer(int layer);
+  void step_unit(int layer, int u);
+  void route_model(int unit, TokenPos n);
   void demote(ModelWindow& window, WindowId id);
   double random_mass();
-  void check_layer(const LayerCache& layer, const ModelLayer& model) const;
-  void check_recent(const LayerCache& layer, const ModelLayer& model) const;
+  void check_layer(const LayerCache& layer, const ModelUnit& model) const;
+  void check_recent(const LayerCache& layer, const ModelUnit& model) const;
   void check_bytes(const LayerCache& layer) const;
   WindowId window_count(TokenPos n) const;
 
-  Geometry g_;
+  int n_units() const { return cache_->units_per_layer(); }
+
+  Geometry g_;  // a unit's
   CacheConfig config_;
   PolicySpec policy_;
   RopeSpec rope_;
   std::mt19937 rng_;
   std::unique_ptr<KvCache> cache_;
-  std::vector<ModelLayer> layers_, saved_;
+  std::vector<ModelUnit> units_, saved_;  // [n_layers][n_units()]
   TokenPos n_ = 0;
   int pending_ = 0;
   std::int64_t promotions_ = 0, reactivations_ = 0;

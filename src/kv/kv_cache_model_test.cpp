@@ -9,15 +9,15 @@ namespace qevict {
 
 Driver::Driver(const Geometry& g, int n_layers, const CacheConfig& config, const PolicySpec& policy,
                unsigned seed)
-    : g_(g),
-      config_(config),
+    : config_(config),
       policy_(policy),
       rope_(RopeSpec::plain(g.pairing, g.head_dim, 10000.0)),
-      rng_(seed),
-      layers_(static_cast<std::size_t>(n_layers)) {
+      rng_(seed) {
   auto made = KvCache::create(g, n_layers, rope_, config, policy_);
   if (!made) ADD_FAILURE() << made.error().message;
   cache_ = std::move(*made);
+  g_ = cache_->unit_geometry();
+  units_.resize(static_cast<std::size_t>(n_layers) * n_units());
 }
 
 // Multiples of 1/64 with many equal values, so that ties occur and sums are exact.
@@ -29,7 +29,7 @@ WindowId Driver::window_count(TokenPos n) const {
 
 void Driver::append_model(int n_new) {
   std::normal_distribution<float> normal;
-  for (ModelLayer& layer : layers_) {
+  for (ModelUnit& layer : units_) {
     for (int t = 0; t < n_new; ++t) {
       Halves k, v;
       for (int i = 0; i < g_.n_kv_heads * g_.head_dim; ++i) {
@@ -45,49 +45,61 @@ void Driver::append_model(int n_new) {
 Status Driver::begin_prompt(int n_new, int max_new) {
   const Status status = cache_->begin_prompt(n_new, max_new);
   if (!status) return status;
-  saved_ = layers_;
+  saved_ = units_;
   pending_ = n_new;
   append_model(n_new);
   return status;
 }
 
 void Driver::finish_layers(int first, int last) {
+  for (int i = first; i < last; ++i) finish_layer(i);
+}
+
+void Driver::finish_layer(int layer) {
   const TokenPos n = n_ + pending_;
-  for (int i = first; i < last; ++i) {
-    ModelLayer& m = layers_[i];
-    PromptRows rows;
-    rows.n_sink_rows = std::min(config_.n_sink, n);
-    rows.region_begin = config_.n_sink + m.n_ranked * g_.window;
-    rows.n_rows = rows.n_sink_rows + std::max(0, n - rows.region_begin);
-    rows.capacity = rows.n_rows + 3;
-    const int d = g_.head_dim;
-    Halves k(static_cast<std::size_t>(g_.n_kv_heads) * rows.capacity * d, 0x7e00), v = k;
-    for (int r = 0; r < rows.n_rows; ++r) {
-      const TokenPos p = r < rows.n_sink_rows ? r : rows.region_begin + r - rows.n_sink_rows;
-      for (int h = 0; h < g_.n_kv_heads; ++h) {
-        std::copy_n(&m.k[p][h * d], d, &k[(static_cast<std::size_t>(h) * rows.capacity + r) * d]);
-        std::copy_n(&m.v[p][h * d], d, &v[(static_cast<std::size_t>(h) * rows.capacity + r) * d]);
+  const int units = n_units();
+  ModelUnit* const models = &units_[static_cast<std::size_t>(layer) * units];
+  PromptRows rows;
+  rows.n_sink_rows = std::min(config_.n_sink, n);
+  rows.region_begin = config_.n_sink + models[0].n_ranked * g_.window;
+  rows.n_rows = rows.n_sink_rows + std::max(0, n - rows.region_begin);
+  rows.capacity = rows.n_rows + 3;
+  const int d = g_.head_dim;
+  const int heads = g_.n_kv_heads;
+  Halves k(static_cast<std::size_t>(units) * heads * rows.capacity * d, 0x7e00), v = k;
+  for (int r = 0; r < rows.n_rows; ++r) {
+    const TokenPos p = r < rows.n_sink_rows ? r : rows.region_begin + r - rows.n_sink_rows;
+    for (int h = 0; h < units * heads; ++h) {
+      const ModelUnit& m = models[h / heads];
+      const std::size_t to = (static_cast<std::size_t>(h) * rows.capacity + r) * d;
+      std::copy_n(&m.k[p][h % heads * d], d, &k[to]);
+      std::copy_n(&m.v[p][h % heads * d], d, &v[to]);
+    }
+  }
+  rows.k = k.data();
+  rows.v = v.data();
+  std::vector<std::vector<double>> sums;
+  std::vector<PromptMass> mass;
+  sums.reserve(3 * static_cast<std::size_t>(units));
+  for (int u = 0; u < units; ++u) {
+    ModelUnit& m = models[u];
+    const LayerCache& unit = cache_->unit(layer, u);
+    for (const TierSlab* slab : {&unit.full(), &unit.quantized()}) {
+      std::vector<double>& sum = sums.emplace_back();
+      for (const WindowId id : slab->ids()) {
+        sum.push_back(random_mass());
+        m.windows.at(id).mass += sum.back();
       }
     }
-    rows.k = k.data();
-    rows.v = v.data();
-    std::vector<double> full, quantized, region;
-    const LayerCache& layer = cache_->layer(i);
-    for (const WindowId id : layer.full().ids()) {
-      full.push_back(random_mass());
-      m.windows.at(id).mass += full.back();
-    }
-    for (const WindowId id : layer.quantized().ids()) {
-      quantized.push_back(random_mass());
-      m.windows.at(id).mass += quantized.back();
-    }
+    std::vector<double>& region = sums.emplace_back();
     for (WindowId id = m.n_ranked; id < window_count(n); ++id) {
       region.push_back(random_mass());
       m.local_mass[id] += region.back();
     }
-    cache_->finish_prompt_layer(i, rows, {full, quantized, region});
-    route_model(i, n);
+    mass.push_back({*(&region - 2), *(&region - 1), region});
   }
+  cache_->finish_prompt_layer(layer, rows, mass);
+  for (int u = 0; u < units; ++u) route_model(layer * units + u, n);
 }
 
 void Driver::commit() {
@@ -97,7 +109,7 @@ void Driver::commit() {
 
 void Driver::rollback() {
   cache_->rollback_prompt();
-  layers_ = saved_;
+  units_ = saved_;
 }
 
 Status Driver::prompt(int n_new, int max_new) {
@@ -113,35 +125,39 @@ void Driver::step() {
   cache_->begin_step();
   ++n_;
   for (int i = 0; i < cache_->n_layers(); ++i) {
-    LayerCache& layer = cache_->layer(i);
-    ModelLayer& m = layers_[i];
-    for (int h = 0; h < g_.n_kv_heads; ++h) {
-      std::vector<float> k, v;
-      for (int c = 0; c < g_.head_dim; ++c) {
-        k.push_back(fp16_to_fp32(m.k.back()[h * g_.head_dim + c]));
-        v.push_back(fp16_to_fp32(m.v.back()[h * g_.head_dim + c]));
-      }
-      cache_->append(i, h, k.data(), v.data());
-    }
-    const auto add = [&](std::span<double> into, auto&& model_mass) {
-      for (std::size_t s = 0; s < into.size(); ++s) {
-        const double mass = random_mass();
-        into[s] += mass;
-        model_mass(s) += mass;
-      }
-    };
-    add(layer.full_mass(),
-        [&](std::size_t s) -> double& { return m.windows.at(layer.full().ids()[s]).mass; });
-    add(layer.quantized_mass(),
-        [&](std::size_t s) -> double& { return m.windows.at(layer.quantized().ids()[s]).mass; });
-    add(layer.local_mass(), [&](std::size_t s) -> double& {
-      return m.local_mass[m.n_ranked + static_cast<WindowId>(s)];
-    });
+    for (int u = 0; u < n_units(); ++u) step_unit(i, u);
   }
   cache_->end_step();
   if (cache_->steps_since_prompt() % g_.window == 0) {
-    for (int i = 0; i < cache_->n_layers(); ++i) route_model(i, n_);
+    for (std::size_t i = 0; i < units_.size(); ++i) route_model(static_cast<int>(i), n_);
   }
+}
+
+void Driver::step_unit(int layer, int u) {
+  LayerCache& unit = cache_->unit(layer, u);
+  ModelUnit& m = units_[static_cast<std::size_t>(layer) * n_units() + u];
+  for (int h = 0; h < g_.n_kv_heads; ++h) {
+    std::vector<float> k, v;
+    for (int c = 0; c < g_.head_dim; ++c) {
+      k.push_back(fp16_to_fp32(m.k.back()[h * g_.head_dim + c]));
+      v.push_back(fp16_to_fp32(m.v.back()[h * g_.head_dim + c]));
+    }
+    cache_->append(layer, u * g_.n_kv_heads + h, k.data(), v.data());
+  }
+  const auto add = [&](std::span<double> into, auto&& model_mass) {
+    for (std::size_t s = 0; s < into.size(); ++s) {
+      const double mass = random_mass();
+      into[s] += mass;
+      model_mass(s) += mass;
+    }
+  };
+  add(unit.full_mass(),
+      [&](std::size_t s) -> double& { return m.windows.at(unit.full().ids()[s]).mass; });
+  add(unit.quantized_mass(),
+      [&](std::size_t s) -> double& { return m.windows.at(unit.quantized().ids()[s]).mass; });
+  add(unit.local_mass(), [&](std::size_t s) -> double& {
+    return m.local_mass[m.n_ranked + static_cast<WindowId>(s)];
+  });
 }
 
 void Driver::demote(ModelWindow& window, WindowId id) {
@@ -156,8 +172,8 @@ void Driver::demote(ModelWindow& window, WindowId id) {
                   window.block.data(), scratch.data());
 }
 
-void Driver::route_model(int layer, TokenPos n) {
-  ModelLayer& m = layers_[layer];
+void Driver::route_model(int unit, TokenPos n) {
+  ModelUnit& m = units_[unit];
   const auto evictable = static_cast<WindowId>(evictable_windows(
       n, config_.n_sink, cache_->budget().n_local, g_.window, config_.local_rule));
   std::set<WindowId> aged;

@@ -35,6 +35,7 @@ struct Scenario {
   void (*change)(CacheConfig&) = [](CacheConfig&) {};
   bool key_norm = false;
   Schedule schedule = Schedule::EveryWindow;
+  bool per_head = false;
 };
 
 class KvCacheProperty : public testing::TestWithParam<Scenario> {};
@@ -44,7 +45,7 @@ TEST_P(KvCacheProperty, HoldsEveryInvariantAfterEachStepOfManyPrompts) {
   const Geometry g = small_geometry(s.window, s.bits);
   CacheConfig config = small_config(g);
   s.change(config);
-  Driver driver(g, 2, config, test_policy(s.schedule, s.key_norm), 5);
+  Driver driver(g, 2, config, test_policy(s.schedule, s.key_norm, s.per_head), 5);
   const struct {
     int tokens, steps;
   } rounds[] = {{s.first_prompt, 120}, {40, 61}, {1, 30}, {90, 25}};
@@ -98,9 +99,35 @@ const Scenario kScenarios[] = {
     {"uncompressed", 8, 2, 131, [](CacheConfig& c) { c.budget.value = 1.0; }},
     {"key_norm", 8, 2, 131, [](CacheConfig&) {}, true},
     {"never", 8, 2, 131, [](CacheConfig&) {}, false, Schedule::Never},
+    {"heads", 8, 2, 131, [](CacheConfig&) {}, false, Schedule::EveryWindow, true},
+    {"heads_token_level", 1, 2, 60, [](CacheConfig& c) { c.quant_share = 0.0; }, false,
+     Schedule::EveryWindow, true},
+    {"heads_key_norm", 4, 2, 90, [](CacheConfig&) {}, true, Schedule::EveryWindow, true},
 };
 INSTANTIATE_TEST_SUITE_P(Scenarios, KvCacheProperty, testing::ValuesIn(kScenarios),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(KvCache, HeadsOfALayerKeepWindowsOfTheirOwnAndTellTheTraceWhichTheyAre) {
+  const Geometry g = small_geometry();
+  Driver driver(g, 2, small_config(g), test_policy(Schedule::EveryWindow, false, true), 5);
+  std::vector<LayerEvent> events;
+  driver.cache().set_trace([&](const LayerEvent& e) { events.push_back(e); });
+  ASSERT_TRUE(driver.prompt(131, 16).has_value());
+  for (int i = 0; i < 16; ++i) driver.step();
+  const KvCache& cache = driver.cache();
+  ASSERT_EQ(cache.units_per_layer(), 2);
+  EXPECT_EQ(cache.unit_geometry().n_heads, g.group_size());
+  ASSERT_EQ(events.size(), 3U * 2 * 2);
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i].layer, static_cast<int>(i / 2 % 2));
+    EXPECT_EQ(events[i].head, static_cast<int>(i % 2));
+  }
+  EXPECT_NE(events[8].full, events[9].full) << "heads have masses of their own";
+  // The budget of the model's geometry, split evenly: as many windows as a whole layer would hold.
+  EXPECT_EQ(cache.unit(0, 0).full().size(), cache.budget().quota.n_full);
+  EXPECT_EQ(cache.unit(1, 1).quantized().size(), cache.budget().quota.n_quantized);
+  EXPECT_EQ(cache.counters().events, 3);
+}
 
 TEST(KvCache, ReachesPromotionsAndReactivationsInTheDefaultScenario) {
   const Geometry g = small_geometry();
@@ -133,9 +160,12 @@ TEST(KvCache, BecomesUncompressedAgainWhenTheContextFits) {
   }
 }
 
-TEST(KvCache, RollbackRestoresEveryByte) {
+class KvCacheRollback : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(PerHead, KvCacheRollback, testing::Bool());
+
+TEST_P(KvCacheRollback, RestoresEveryByte) {
   const Geometry g = small_geometry();
-  Driver driver(g, 3, small_config(g), test_policy(Schedule::EveryWindow, false), 5);
+  Driver driver(g, 3, small_config(g), test_policy(Schedule::EveryWindow, false, GetParam()), 5);
   ASSERT_TRUE(driver.prompt(131, 100).has_value());
   for (int i = 0; i < 43; ++i) driver.step();
   const auto before = driver.snapshot();
@@ -236,6 +266,15 @@ TEST(KvCache, RefusesShapesThatItCannotHold) {
   refuses(small_geometry(), [](CacheConfig&, Geometry& g) { g.head_dim = 16; }, "rope");
   refuses(small_geometry(), [](CacheConfig& c, Geometry&) { c.window = 16; }, "window");
   refuses(small_geometry(), [](CacheConfig& c, Geometry&) { c.n_sink = -1; }, "n_sink");
+  {
+    CacheConfig config = small_config(small_geometry());
+    config.fused_attention = false;
+    const auto made =
+        KvCache::create(small_geometry(), 1, RopeSpec::plain(RopePairing::Neox, 8, 10000.0), config,
+                        test_policy(Schedule::EveryWindow, false, true));
+    ASSERT_FALSE(made.has_value());
+    EXPECT_NE(made.error().message.find("--attention fused"), std::string::npos);
+  }
   // Without a Quantized tier any window works.
   const Geometry g = small_geometry(6);
   CacheConfig config = small_config(g);
