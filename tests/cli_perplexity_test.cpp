@@ -56,6 +56,24 @@ TEST_F(CliPerplexity, StridesScoreSeveralPlaces) {
   EXPECT_FALSE(r.contains("kl_mean"));
 }
 
+TEST_F(CliPerplexity, OwnAnswerIsTheFullCachesContinuation) {
+  const std::string text = write("text.txt", long_text(40));
+  const json answer = cli({"run", "-m", model(), "-f", text, "--policy", "full", "--ignore-eos",
+                           "-n", "9", "--json"})
+                          .json();
+  const std::string ids = write("ids.json", answer["tokens"].dump());
+  const std::string length = answer["prompt_tokens"].dump();
+  json forced = cli({"perplexity", "-m", model(), "-f", text, "--prompt", length, "--forced-tokens",
+                     ids, "--policies", "qevict", "--json"})
+                    .json();
+  json own = cli({"perplexity", "-m", model(), "-f", text, "--own-answer", "9", "--policies",
+                  "qevict", "--json", "--parse-special"})
+                 .json();
+  EXPECT_EQ(own["scored_tokens"], 8);
+  for (json* line : {&forced, &own}) line->erase("tpot_ms");
+  EXPECT_EQ(own, forced);
+}
+
 TEST_F(CliPerplexity, RefusesWhatItCannotScore) {
   const std::string text = write("text.txt", long_text(20));
   const CliResult shorter = cli({"perplexity", "-m", model(), "-f", text, "--prompt", "4K"});

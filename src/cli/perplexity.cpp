@@ -18,6 +18,7 @@ struct PerplexityArgs {
   CommonOptions common;
   PerplexityOptions options;
   std::string file, prompt_tokens, forced_tokens;
+  bool parse_special = false;
   std::vector<std::string> policies = {"full", "qevict"};
   std::vector<std::string> budgets = {"0.2"};
 
@@ -108,9 +109,9 @@ Result<int> perplexity(PerplexityArgs& args) {
   const auto engine = load_engine(args.common, console);
   if (!engine) return std::unexpected(engine.error());
   const Tokenizer& tokenizer = (*engine)->tokenizer();
-  Result<std::vector<TokenId>> text = inputs->prompt
-                                          ? to_tokens(*inputs->prompt, tokenizer.n_vocab())
-                                          : tokenizer.encode(inputs->text, true, false);
+  Result<std::vector<TokenId>> text =
+      inputs->prompt ? to_tokens(*inputs->prompt, tokenizer.n_vocab())
+                     : tokenizer.encode(inputs->text, true, args.parse_special);
   if (!text) return std::unexpected(text.error());
   if (inputs->forced) {
     Result<std::vector<TokenId>> forced = to_tokens(*inputs->forced, tokenizer.n_vocab());
@@ -121,6 +122,10 @@ Result<int> perplexity(PerplexityArgs& args) {
       args.options.n_continue = static_cast<int>(args.options.forced.size());
     if (!args.given("--prompt") && inputs->prompt)
       args.options.n_prompt = static_cast<int>(text->size());
+  }
+  if (args.given("--own-answer")) {
+    args.options.own_answer = true;
+    if (!args.given("--prompt")) args.options.n_prompt = static_cast<int>(text->size());
   }
   args.options.cancel = &interrupt_flag();
   ProgressBar bar(console, "reading and decoding");
@@ -160,12 +165,23 @@ void add_perplexity_command(CLI::App& app, int& exit_code) {
                    "decode along these tokens instead of the text's next ones")
       ->type_name("IDS.json")
       ->group(group);
+  command
+      ->add_option("--own-answer", args->options.n_continue,
+                   "decode along the first N tokens of the full cache's own answer to the text")
+      ->check(in_range(2, 1 << 24))
+      ->type_name("N")
+      ->group(group);
+  command
+      ->add_flag("--parse-special", args->parse_special,
+                 "read <|im_start|> and the like in FILE as the tokens they name")
+      ->group(group);
   command->add_option("--prompt", args->options.n_prompt, "tokens read before decoding [4096]")
       ->transform(with_suffix())
       ->check(in_range(1, 1 << 30))
       ->type_name("N")
       ->group(group);
   command->add_option("--continue", args->options.n_continue, "tokens decoded after them [256]")
+      ->excludes("--own-answer")
       ->transform(with_suffix())
       ->check(in_range(2, 1 << 24))
       ->type_name("N")

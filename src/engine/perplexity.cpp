@@ -164,6 +164,26 @@ class Measurement {
   std::size_t reference_ = cells_.size();  // index into sessions_
 };
 
+// The full cache's most likely continuation of the prompt.
+Result<std::vector<TokenId>> answer_of(Engine& engine, std::span<const TokenId> prompt,
+                                       const PerplexityOptions& options) {
+  CacheConfig full;
+  full.policy = "full";
+  const auto session = engine.create_session(full);
+  if (!session) return std::unexpected(session.error());
+  GenerateOptions generate;
+  generate.n_predict = options.n_continue;
+  generate.ignore_eos = true;
+  generate.cancel = options.cancel;
+  auto answer = (*session)->generate(prompt, generate);
+  if (!answer) return std::unexpected(answer.error());
+  if (answer->failure) return std::unexpected(*answer->failure);
+  if (answer->stop_reason == StopReason::Interrupted) {
+    return interrupted("interrupted while decoding (Ctrl-C): run it again");
+  }
+  return std::move(answer->tokens);
+}
+
 }  // namespace
 
 double kl_divergence(std::span<const float> reference, std::span<const float> logits) {
@@ -187,11 +207,15 @@ Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
         "prompt {} and continuation {} (--prompt, --continue): give at least 1 and 2 tokens",
         options.n_prompt, options.n_continue));
   }
-  if (options.stride > 0 && !options.forced.empty()) {
+  if (options.own_answer && !options.forced.empty()) {
+    return bad_input("two continuations (--forced-tokens, --own-answer): leave one of them out");
+  }
+  const bool forced = options.own_answer || !options.forced.empty();
+  if (options.stride > 0 && forced) {
     return bad_input("forced tokens follow one place (--stride): leave one of the two out");
   }
-  const bool forced = !options.forced.empty();
-  if (forced && options.forced.size() < static_cast<std::size_t>(options.n_continue)) {
+  if (!options.forced.empty() &&
+      options.forced.size() < static_cast<std::size_t>(options.n_continue)) {
     return bad_input(fmt::format("{} forced tokens, {} wanted (--continue): lower it",
                                  options.forced.size(), options.n_continue));
   }
@@ -206,6 +230,13 @@ Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
     return bad_input(fmt::format("{} tokens are needed, the context has {} (--prompt): lower it",
                                  options.n_prompt + options.n_continue, engine.ctx_size()));
   }
+  std::vector<TokenId> continued = options.forced;
+  if (options.own_answer) {
+    auto answer =
+        answer_of(engine, text.first(static_cast<std::size_t>(options.n_prompt)), options);
+    if (!answer) return std::unexpected(answer.error());
+    continued = std::move(*answer);
+  }
   std::vector<std::size_t> places;
   for (std::size_t at = 0; at + static_cast<std::size_t>(needed) <= text.size();
        at += static_cast<std::size_t>(options.stride)) {
@@ -218,7 +249,7 @@ Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
     const auto n_prompt = static_cast<std::size_t>(options.n_prompt);
     const auto n_continue = static_cast<std::size_t>(options.n_continue);
     const std::span<const TokenId> continuation =
-        forced ? std::span<const TokenId>(options.forced).first(n_continue)
+        forced ? std::span<const TokenId>(continued).first(n_continue)
                : text.subspan(places[i] + n_prompt, n_continue);
     if (Status s = measurement.run(text.subspan(places[i], n_prompt), continuation,
                                    static_cast<double>(i) * share, share);

@@ -34,6 +34,9 @@ struct PerplexityOptions {
   bool kl = false;       // also decode with the full cache and compare
   // The continuation, in place of the text's: its first n_continue tokens. One place only.
   std::vector<TokenId> forced;
+  // The continuation is the full cache's own answer to the prompt: its most likely tokens,
+  // end-of-generation tokens left out. One place only.
+  bool own_answer = false;
   std::function<void(double)> progress;  // 0..1
   const std::atomic<bool>* cancel = nullptr;
 };
