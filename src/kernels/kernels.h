@@ -115,7 +115,10 @@ struct PrefillParams {
   const GroupRef* full = nullptr;
   int n_full = 0;  // groups
   const GroupRef* quantized = nullptr;
-  int n_quantized = 0;            // groups
+  int n_quantized = 0;  // groups
+  // [n_quantized]: the geometry of each Quantized group, where they have different codes or grids;
+  // null: `geometry`.
+  const Geometry* const* quantized_geometry = nullptr;
   const float* phases = nullptr;  // of the Quantized groups, as above
   QuantRange quantized_range{};   // of the layer, where a grid is not F16
   const RopeSpec* rope = nullptr;
@@ -134,6 +137,10 @@ inline std::ptrdiff_t prefill_stride(const PrefillParams& p) {
 // Upper bound of the scratch that prefill_tile needs for these parameters' shape.
 std::size_t prefill_scratch_bytes(const Geometry& g, int n_full_groups, int n_quantized_groups,
                                   int n_rows);
+
+inline const Geometry& quantized_geometry(const PrefillParams& p, int group) {
+  return p.quantized_geometry != nullptr ? *p.quantized_geometry[group] : *p.geometry;
+}
 
 struct DenseOps;  // kernels/dense.h
 

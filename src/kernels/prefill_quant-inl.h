@@ -43,10 +43,9 @@ HWY_INLINE VF key_codes(const Geometry& g, const std::uint8_t* row, int lanes, i
 }
 
 // Keys of one Quantized group, rotated to their absolute positions: base phase, then offset j.
-inline void pack_quant_keys(const PrefillParams& p, const PrefillPanel& panel, int i,
-                            const QuantView& view, const KeyRange& range, const float* turn,
+inline void pack_quant_keys(const PrefillParams& p, const Geometry& g, const PrefillPanel& panel,
+                            int i, const QuantView& view, const KeyRange& range, const float* turn,
                             const KeyPanel& keys) {
-  const Geometry& g = *p.geometry;
   const DF d;
   const int n = view.lanes;
   const int pairs = g.head_dim / 2;
@@ -97,15 +96,15 @@ HWY_INLINE void pack_quant_value(const CodeSpreader& spreader, const std::uint8_
 
 inline void pack_quantized(const PrefillParams& p, const PrefillPanel& panel, const float* turn,
                            const KeyPanel& keys, const ValuePanel& values) {
-  const Geometry& g = *p.geometry;
-  const std::ptrdiff_t row_bytes = static_cast<std::ptrdiff_t>(g.head_dim) * g.quant_bits / 8;
-  const KeyRange range(g, p.quantized_range, p.kv_head);
-  const CodeSpreader spreader(g.quant_bits);
   for (int i = 0; i < panel.n_groups; ++i) {
+    const Geometry& g = quantized_geometry(p, panel.group + i);
+    const std::ptrdiff_t row_bytes = static_cast<std::ptrdiff_t>(g.head_dim) * g.quant_bits / 8;
+    const KeyRange range(g, p.quantized_range, p.kv_head);
+    const CodeSpreader spreader(g.quant_bits);
     const GroupRef& group = p.quantized[panel.group + i];
     const QuantView view = quant_view(g, group.data, group.lanes, p.kv_head);
     const ValueGrid grid(g, view, p.quantized_range, p.kv_head);
-    pack_quant_keys(p, panel, i, view, range, turn, keys);
+    pack_quant_keys(p, g, panel, i, view, range, turn, keys);
     for (int jj = 0; jj < panel.nj; ++jj) {
       const int j = panel.j0 + jj;
       for (int lane = 0; lane < panel.lanes; ++lane) {

@@ -31,10 +31,11 @@ class KeyReader {
 
   void quantized(int group, int lane, int j, double* k, double* v) const {
     const GroupRef& ref = p_.quantized[group];
-    const QuantView view = quant_view(g_, ref.data, ref.lanes, p_.kv_head);
-    for (int c = 0; c < g_.head_dim; ++c) {
-      k[c] = quant_key(g_, view, p_.quantized_range, p_.kv_head, lane, j, c);
-      v[c] = quant_value(g_, view, p_.quantized_range, p_.kv_head, lane, j, c);
+    const Geometry& g = quantized_geometry(p_, group);
+    const QuantView view = quant_view(g, ref.data, ref.lanes, p_.kv_head);
+    for (int c = 0; c < g.head_dim; ++c) {
+      k[c] = quant_key(g, view, p_.quantized_range, p_.kv_head, lane, j, c);
+      v[c] = quant_value(g, view, p_.quantized_range, p_.kv_head, lane, j, c);
     }
     rotate(group, lane, j, k);
   }

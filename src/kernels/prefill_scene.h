@@ -35,6 +35,8 @@ struct Layout {
   int sinks = 0;
   int row0 = 0;      // rows before the block
   int n_tokens = 1;  // of the block
+  // Geometries of the Quantized groups; empty: the shape's.
+  std::vector<Shape> quantized_shapes{};
 };
 
 struct Result {
@@ -62,7 +64,11 @@ class Scene {
       range_values_[2 * h + 1] = fp32_to_fp16(2.5F);
     }
     for (const int lanes : layout.full_lanes) add_full(lanes);
-    for (const int lanes : layout.quantized_lanes) add_quantized(lanes);
+    for (std::size_t i = 0; i < layout.quantized_lanes.size(); ++i) {
+      quantized_geometry_.push_back(
+          layout.quantized_shapes.empty() ? g_ : layout.quantized_shapes[i].geometry());
+      add_quantized(quantized_geometry_.back(), layout.quantized_lanes[i]);
+    }
   }
 
   const Geometry& geometry() const { return g_; }
@@ -103,6 +109,9 @@ class Scene {
     p.n_full = int(full_.size());
     p.quantized = quantized_.data();
     p.n_quantized = int(quantized_.size());
+    std::vector<const Geometry*> geometries;
+    for (const Geometry& g : quantized_geometry_) geometries.push_back(&g);
+    if (!layout_.quantized_shapes.empty()) p.quantized_geometry = geometries.data();
     p.phases = phases_.data();
     p.quantized_range = {range_keys_.data(), range_values_.data()};
     p.rope = &rope_;
@@ -182,11 +191,11 @@ class Scene {
     add_full_group(std::move(bytes), lanes);
   }
 
-  void add_quantized(int lanes) {
+  void add_quantized(const Geometry& g, int lanes) {
     std::vector<std::uint8_t> bytes;
     std::uniform_int_distribution<int> byte(0, 255);
     const auto codes = [&] {
-      for (std::size_t i = 0; i < g_.code_bytes_per_head() * lanes; ++i)
+      for (std::size_t i = 0; i < g.code_bytes_per_head() * lanes; ++i)
         bytes.push_back(byte(random_));
     };
     const auto halves = [&](int n, float scale) {
@@ -198,7 +207,7 @@ class Scene {
     // Ends a in the lower half of what there is, b in the upper one.
     const auto grid = [&](GridFormat format, int n) {
       if (format == GridFormat::F16) {
-        halves(n, 0.9F / float((1 << g_.quant_bits) - 1));
+        halves(n, 0.9F / float((1 << g.quant_bits) - 1));
         halves(n, 1.0F);
         return;
       }
@@ -212,9 +221,9 @@ class Scene {
     };
     for (int h = 0; h < g_.n_kv_heads; ++h) {
       codes();
-      grid(g_.key_grid, g_.head_dim);
+      grid(g.key_grid, g.head_dim);
       codes();
-      grid(g_.value_grid, g_.window);
+      grid(g.value_grid, g.window);
     }
     std::vector<int> positions;
     for (int i = 0; i < lanes; ++i) positions.push_back(5 + g_.window * (3 * i + i % 2));
@@ -223,6 +232,7 @@ class Scene {
 
   std::vector<std::vector<std::uint8_t>> storage_;
   std::vector<GroupRef> full_, quantized_;
+  std::vector<Geometry> quantized_geometry_;
   std::vector<float> phases_;
 };
 

@@ -119,6 +119,29 @@ TEST(PrefillTile, MatchesTheReferenceForEveryCodeAndGridFormat) {
   }
 }
 
+TEST(PrefillTile, MatchesTheReferenceForAPrefixOfSeveralFormats) {
+  constexpr GridFormat kU8 = GridFormat::U8;
+  for (const int window : {4, 8}) {  // of 4: two groups a panel
+    const Shape shape = {32, 3, 2, window, 2};
+    Layout layout = {{3}, {16, 16, 5, 16, 2}, 5, 3, 4};
+    for (const int bits : {8, 4, window == 8 ? 3 : 4, 2, 2}) {
+      Shape part = shape;
+      part.bits = bits;
+      part.key_grid = bits > 3 ? kU8 : GridFormat::U4;
+      part.value_grid = kU8;
+      layout.quantized_shapes.push_back(part);
+    }
+    compare_with_reference(Scene(shape, layout, 9), 0, layout.n_tokens, 1.0F,
+                           describe(shape, layout));
+    if (HasFatalFailure()) return;
+    // As many groups of one format are something else.
+    Layout plain = layout;
+    plain.quantized_shapes.clear();
+    EXPECT_NE(Scene(shape, layout, 9).run(reference_kernels(), 0, 4).mass,
+              Scene(shape, plain, 9).run(reference_kernels(), 0, 4).mass);
+  }
+}
+
 TEST(PrefillTile, MatchesTheReferenceForEveryWindowLength) {
   for (int window = 1; window <= 32; ++window) {
     const Shape shape = {16, 2, 1, window, 4};
