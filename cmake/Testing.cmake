@@ -67,7 +67,7 @@ endforeach()
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/vectors_check.cpp)
   file(GLOB vector_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/vectors_*.cpp)
   add_executable(vectors_check ${vector_sources})
-  target_link_libraries(vectors_check PRIVATE qevict_engine nlohmann_json::nlohmann_json)
+  target_link_libraries(vectors_check PRIVATE qevict_eval nlohmann_json::nlohmann_json)
 endif()
 
 if(Python3_FOUND)

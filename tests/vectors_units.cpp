@@ -183,18 +183,15 @@ UnitCheck find_unit_check(const std::string& op) {
       {"route", check_route},
       {"mixed_attention", check_mixed_attention},
       {"layer_stream", check_layer_stream},
+      {"fmm", check_missed_mass},
+      {"churn", check_churn},
+      {"qsa_rq", check_agreement},
+      {"global_lir", check_revivals},
   };
   for (const auto& entry : table) {
     if (op == entry.op) return entry.check;
   }
   return nullptr;
-}
-
-std::string skip_reason(const std::string& op) {
-  for (const char* name : {"fmm", "churn", "qsa_rq", "global_lir"}) {
-    if (op == name) return "diagnostics belong to the evaluation";
-  }
-  return {};
 }
 
 }  // namespace qevict::vectors
