@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "vectors_peers.h"
 #include "vectors_traces.h"
 #include "vectors_units.h"
 
@@ -63,12 +64,37 @@ CaseResult run_unit(const json& test_case, const std::string& file) {
   return result;
 }
 
+CaseResult run_peer(const json& file, const std::string& name) {
+  CaseResult result;
+  result.name = name;
+  try {
+    const auto op = file.at("op").get<std::string>();
+    result.name = name + "/" + op;
+    if (const std::string reason = qevict::vectors::peer_skip_reason(op); !reason.empty()) {
+      return {result.name, Outcome::Skip, reason};
+    }
+    const auto peer = qevict::vectors::find_peer_check(op);
+    if (peer == nullptr) return {result.name, Outcome::Fail, "unknown op '" + op + "'"};
+    qevict::vectors::Check check;
+    peer(file, check);
+    result.outcome = check.ok() ? Outcome::Pass : Outcome::Fail;
+    result.detail = check.detail();
+  } catch (const std::exception& e) {
+    result.outcome = Outcome::Fail;
+    result.detail = e.what();
+  }
+  return result;
+}
+
 void run_file(const fs::path& path, const std::vector<std::string>& models, Totals& totals) {
   const std::string name = path.filename().string();
   try {
     std::ifstream in(path);
     if (!in) return report({name, Outcome::Fail, "cannot be read"}, totals);
     const json file = json::parse(in);
+    if (!file.contains("format") && file.contains("op")) {
+      return report(run_peer(file, name), totals);
+    }
     const auto format = file.at("format").get<std::string>();
     if (format == "qevict-vectors/1") {
       for (const json& test_case : file.at("cases")) report(run_unit(test_case, name), totals);
