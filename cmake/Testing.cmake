@@ -31,7 +31,8 @@ target_include_directories(qevict_test_models PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}
 target_link_libraries(qevict_test_models PUBLIC qevict_flags llama qevict_ggml)
 
 foreach(layer base kernels kv policies attention model engine eval cli)
-  file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/*_test.cpp)
+  file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/*_test.cpp
+                                    ${CMAKE_CURRENT_SOURCE_DIR}/src/${layer}/tasks/*_test.cpp)
   if(tests)
     add_executable(${layer}_test ${tests})
     set(library qevict_${layer})

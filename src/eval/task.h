@@ -2,8 +2,10 @@
 // registry.cpp.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +23,7 @@ enum class Metric {
   RougeL,          // ROUGE-L F, the best over the answers
   Classification,  // LongBench's
   ExactNumber,     // the last number of the prediction
+  StrictNumber,    // the number in "The answer is X."
 };
 Result<Metric> parse_metric(std::string_view name);
 const char* to_string(Metric metric);
@@ -45,7 +48,9 @@ struct TaskOptions {
   int context_tokens = 4096;  // of prompt and answer together
   int samples = 20;
   std::uint64_t seed = 42;
-  std::string data_dir;  // of sets that are read from files
+  // Folders of the sets that are read from files, separated by ':'; what they lack is looked for in
+  // default_data_dir() (eval/data.h).
+  std::string data_dir;
 };
 
 class Task {
@@ -63,8 +68,12 @@ struct TaskSpec {
   std::function<std::unique_ptr<Task>(const std::string& argument)> make;
 };
 std::span<const TaskSpec> tasks();
-// The error lists the known names.
+// The error lists the known names. A group ("ruler", "longbench") is one task with all samples of
+// its tasks, ids prefixed with the task's name.
 Result<std::unique_ptr<Task>> make_task(std::string_view name);
+// What a group stands for: "ruler" its 13 tasks, "longbench" those whose files are there. Any other
+// name stands for itself.
+std::vector<std::string> expand_task(std::string_view name, const TaskOptions& options);
 
 // 0..1.
 double score(const Sample& sample, std::string_view prediction);
