@@ -46,8 +46,7 @@ TEST(RougeL, WorksOnSetsOfWords) {
 
 // Values of the Python package rouge 1.0.1 (tools/compare_metrics.py prints such).
 TEST(RougeL, AgreesWithThePackage) {
-  EXPECT_DOUBLE_EQ(rouge_l("the cat sat on the mat", "the cat lay on the mat"),
-                   0.7999999950000002);
+  EXPECT_DOUBLE_EQ(rouge_l("the cat sat on the mat", "the cat lay on the mat"), 0.7999999950000002);
   // "A" and "a" differ, and " " after the last full stop is a sentence of one empty word: 4 common
   // of 6 + 1 and of 6.
   EXPECT_DOUBLE_EQ(rouge_l("A b c. D e f. ", "a b c. D f g."), 0.6153846104142012);
