@@ -90,7 +90,8 @@ class Gsm8kTask final : public Task {
     for (const std::size_t i : Random(options.seed, "gsm8k").sample(problems->size(), n)) {
       samples.push_back(make_sample(form_, (*problems)[i], *examples));
       samples.back().id = fmt::format("test-{}", i);
-      Status s = check_fits(tokenizer, options.context_tokens, samples.back(), "gsm8k");
+      Status s = check_fits(tokenizer, options.context_tokens, samples.back(),
+                            "gsm8k, " + samples.back().id);
       if (!s) return std::unexpected(s.error());
     }
     return samples;

@@ -181,9 +181,10 @@ Result<Sample> cut_middle(const Tokenizer& tokenizer, int context_tokens, Sample
     if (!count) return std::unexpected(count.error());
     if (*count <= limit) return cut;
   }
-  return bad_input(fmt::format(
-      "the question alone is too long for half of the prompt (context {}): give a longer --context",
-      context_tokens));
+  return bad_input(
+      fmt::format("half of what the context leaves for the prompt ({}, {} of it for the answer) is "
+                  "less than the question: give a longer --context",
+                  context_tokens, sample.max_new_tokens));
 }
 
 class LongBenchTask final : public Task {
