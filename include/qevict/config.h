@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "qevict/result.h"
 
@@ -29,9 +30,15 @@ struct Ranker {
   std::string to_string() const;
 };
 
+// One of the parameters that only the chosen policy knows (`qevict policies` lists them).
+struct PolicyParameter {
+  std::string key, value;
+};
+
 // Per-sequence cache settings. validate() names the option, its value and its limits.
 struct CacheConfig {
   std::string policy = "qevict";
+  std::vector<PolicyParameter> policy_parameters;  // checked where the policy is looked up
   KvBudget budget;
   int n_sink = 5;            // tokens at the start that are never routed
   int n_local = 32;          // newest tokens that are never routed

@@ -150,7 +150,7 @@ Status apply_policy_parameter(const PolicySpec& policy, const std::string& item,
   const std::size_t equals = item.find('=');
   const std::string key = item.substr(0, equals);
   const auto row = std::ranges::find(kCacheOptions, key, &CacheOption::key);
-  if (std::ranges::find(known, key) == known.end() || row == std::end(kCacheOptions)) {
+  if (std::ranges::find(known, key) == known.end()) {
     return bad_input(
         known.empty()
             ? fmt::format("policy {} takes no parameters (--policy): drop '{}'", policy.name, item)
@@ -161,7 +161,10 @@ Status apply_policy_parameter(const PolicySpec& policy, const std::string& item,
     return bad_input(
         fmt::format("parameter '{}' has no value (--policy): write {}=VALUE", key, key));
   }
-  return row->set(config, item.substr(equals + 1));
+  const std::string value = item.substr(equals + 1);
+  if (row != std::end(kCacheOptions)) return row->set(config, value);
+  config.policy_parameters.push_back({key, value});
+  return {};
 }
 
 class HelpFormatter final : public CLI::Formatter {
@@ -295,11 +298,13 @@ Status apply_policy(const std::string& text, CacheConfig& config) {
   const Result<const PolicySpec*> policy = require_policy(name);
   if (!policy) return std::unexpected(policy.error());
   config.policy = name;
+  config.policy_parameters.clear();
   if (colon == std::string::npos) return {};
   for (const std::string& item : CLI::detail::split(text.substr(colon + 1), ',')) {
     if (Status s = apply_policy_parameter(**policy, item, config); !s) return s;
   }
-  return {};
+  const Result<const PolicySpec*> checked = require_policy(config);
+  return checked ? Status() : std::unexpected(checked.error());
 }
 
 std::vector<std::string> join_parameters(std::vector<std::string> policies) {

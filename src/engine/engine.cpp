@@ -33,7 +33,7 @@ class EngineImpl final : public Engine {
   }
 
   Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) override {
-    const Result<const PolicySpec*> policy = require_policy(config.policy);
+    const Result<const PolicySpec*> policy = require_policy(config);
     if (!policy) return std::unexpected(policy.error());
     const HParams& hp = model_->hparams();
     auto cache = KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, **policy);

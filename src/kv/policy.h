@@ -102,9 +102,12 @@ struct PolicySpec {
   std::string parameters;  // for `qevict policies`: "quant_share=0.7 window=8 ..."
   Schedule schedule = Schedule::EveryWindow;
   bool per_head = false;  // windows are routed by KV head, not by layer (always so with Once)
-  std::function<std::unique_ptr<Scorer>(const CacheConfig&)> make_scorer;
-  std::function<std::unique_ptr<Allocator>(const CacheConfig&)> make_allocator;
-  std::function<std::unique_ptr<Selector>(const CacheConfig&)> make_selector;  // Once only
+  // Checks CacheConfig::policy_parameters; empty: the policy has none of its own. What make_...()
+  // is given has passed it.
+  std::function<Status(const CacheConfig&)> check_parameters = {};
+  std::function<std::unique_ptr<Scorer>(const CacheConfig&)> make_scorer = {};
+  std::function<std::unique_ptr<Allocator>(const CacheConfig&)> make_allocator = {};
+  std::function<std::unique_ptr<Selector>(const CacheConfig&)> make_selector = {};  // Once only
 };
 
 }  // namespace qevict

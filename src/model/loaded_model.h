@@ -22,6 +22,7 @@ class LoadedModel final : public Model {
   const std::string& path() const override { return file_.path(); }
   std::string layout_summary() const override { return weights_->layout_summary(); }
   const Weights& weights() const { return *weights_; }
+  const GgufFile& file() const { return file_; }
 
  private:
   GgufFile file_;  // outlives the weights, which point into it

@@ -43,6 +43,7 @@ TEST(Policies, EachMakesAPureScorerAndAnAllocator) {
   const std::vector<WindowView> windows = {
       {0, Tier::Full, 1.0F, 2.0F}, {3, Tier::Quantized, 0.5F, 1.0F}, {4, Tier::Local, 0.0F, 4.0F}};
   for (const PolicySpec& policy : policies()) {
+    if (policy.schedule == Schedule::Once) continue;  // selectors_test.cpp
     const auto scorer = policy.make_scorer(CacheConfig{});
     std::vector<float> first(3), second(3, 7.0F);
     scorer->score({0, 2, 64, windows}, first);

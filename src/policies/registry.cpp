@@ -3,9 +3,18 @@
 #include <string>
 
 // One line a policy: its factory, defined in the file of its name.
-#define QE_POLICIES(X) \
-  X(full_policy)       \
-  X(qevict_policy)
+#define QE_POLICIES(X)         \
+  X(full_policy)               \
+  X(qevict_policy)             \
+  X(snapkv_policy)             \
+  X(pyramidkv_policy)          \
+  X(adakv_policy)              \
+  X(criticalkv_policy)         \
+  X(criticaladakv_policy)      \
+  X(defensivekv_policy)        \
+  X(layer_defensivekv_policy)  \
+  X(expected_attention_policy) \
+  X(knorm_policy)
 
 namespace qevict {
 
@@ -32,6 +41,18 @@ Result<const PolicySpec*> require_policy(std::string_view name) {
   std::string known;
   for (const PolicySpec& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
   return bad_input("unknown policy '" + std::string(name) + "' (--policy): use one of " + known);
+}
+
+Result<const PolicySpec*> require_policy(const CacheConfig& config) {
+  Result<const PolicySpec*> policy = require_policy(std::string_view(config.policy));
+  if (!policy) return policy;
+  if ((*policy)->check_parameters) {
+    if (Status ok = (*policy)->check_parameters(config); !ok) return std::unexpected(ok.error());
+  } else if (!config.policy_parameters.empty()) {
+    return bad_input("policy " + config.policy + " has no parameter '" +
+                     config.policy_parameters.front().key + "' (--policy): leave it out");
+  }
+  return policy;
 }
 
 }  // namespace qevict

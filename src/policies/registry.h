@@ -14,5 +14,7 @@ std::span<const PolicySpec> policies();
 const PolicySpec* find_policy(std::string_view name);
 // The same for a name that a user gave: the error lists the known ones.
 Result<const PolicySpec*> require_policy(std::string_view name);
+// The policy of `config`, its own parameters checked.
+Result<const PolicySpec*> require_policy(const CacheConfig& config);
 
 }  // namespace qevict
