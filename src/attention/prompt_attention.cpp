@@ -231,6 +231,7 @@ void TieredAttention::sum_prompt_mass(int layer) noexcept {
     for (int h = 0; h < g.group_size(); ++h) {
       const float* mass =
           item_mass_.data() + (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
+      if (observer_ != nullptr) observe_prompt(layer, item % g.n_kv_heads, h, mass, region);
       for (std::size_t w = 0; w < unit.full.size(); ++w) unit.full[w] += mean * mass[w];
       if (n_quantized > 0) {
         for (std::size_t w = 0; w < unit.quantized.size(); ++w) {

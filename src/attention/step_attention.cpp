@@ -81,6 +81,7 @@ void TieredAttention::begin_step() {
     group_max_.reserve(groups * unit_heads);
     token_sum_.reserve(heads * capacity + heads);
   }
+  reserve_observed(groups, capacity);
   scratch_stride_ = static_cast<std::size_t>(kItemGroups) * g.head_dim * kLanes * sizeof(float);
   thread_scratch_.reserve(scratch_stride_ * n_threads_);
   note_peak();
@@ -207,7 +208,13 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
       for (int c = 0; c < d; ++c) unit_out[h * d + c] = total.o[h * d + c] * inverse;
     }
     if (want_mass_) add_step_mass(layer, unit, total);
+    if (observer_ != nullptr) observe_step(layer, unit, total);
   }
+}
+
+float TieredAttention::mass_factor(float max, const SoftmaxState& total, int head) const noexcept {
+  const float norm = power_ == 1.0F ? total.l[head] : std::pow(total.l[head], power_);
+  return std::exp(power_ * (max - total.m[head])) / norm;
 }
 
 void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
@@ -223,10 +230,7 @@ void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
   const int full_groups = static_cast<int>(cache.full().groups().size());
   const std::size_t unit_group = unit.first_group * g.n_kv_heads;
   const float mean = 1.0F / static_cast<float>(g.n_heads);
-  const auto factor = [&](float max, int head) {
-    const float norm = power_ == 1.0F ? total.l[head] : std::pow(total.l[head], power_);
-    return std::exp(power_ * (max - total.m[head])) / norm * mean;
-  };
+  const auto factor = [&](float max, int head) { return mass_factor(max, total, head) * mean; };
   const auto add_groups = [&](int first, int n_groups, std::span<double> masses) {
     for (int i = 0; i < n_groups; ++i) {
       float sum[kLanes] = {};

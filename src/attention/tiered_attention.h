@@ -24,6 +24,7 @@
 
 #include "attention/aligned_buffer.h"
 #include "attention/attention.h"
+#include "attention/mass_observer.h"
 #include "attention/materialised_attention.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
@@ -53,6 +54,8 @@ class TieredAttention final : public Attention {
   const Geometry& geometry() const { return geometry_; }
   // First layer whose K or V left fp16's finite range since the last call, or -1.
   int take_nonfinite_layer() { return nonfinite_layer_.exchange(-1); }
+  // Between prompts and steps only; null: none. Not with materialised attention.
+  void set_observer(MassObserver* observer);
   // Seconds that the first thread spent in prepare and attend since the last call.
   double take_seconds();
   // Bytes of the uncompressed layer and scratch now held, and the most that were.
@@ -73,7 +76,6 @@ class TieredAttention final : public Attention {
   void run_step_item(int layer, int item, int ith) noexcept;
   void finish_step(int layer, float* out) noexcept;
   void note_peak();
-
   // Items of one decode step in one unit: quantized chunks, then full chunks, then recent.
   struct StepItems {
     int quantized = 0, full = 0, total = 0;
@@ -90,6 +92,13 @@ class TieredAttention final : public Attention {
   void next_unit(int layer, StepUnit& unit) const;
   int layer_items(int layer) const;
   void add_step_mass(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
+  // Probability that a sum relative to exp(max) stands for, given the head's whole softmax; heads
+  // count within the unit.
+  float mass_factor(float max, const SoftmaxState& total, int head) const noexcept;
+  void reserve_observed(std::size_t groups, int capacity);
+  void observe_prompt(int layer, int kv_head, int group_head, const float* mass,
+                      int n_region) noexcept;
+  void observe_step(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
   bool uses_quantized(const LayerCache& layer) const;
 
   KvCache& cache_;
@@ -109,6 +118,8 @@ class TieredAttention final : public Attention {
   std::unique_ptr<MaterialisedAttention> materialised_;  // null: fused
   std::atomic<int> nonfinite_layer_{-1};
   double seconds_ = 0.0;
+  MassObserver* observer_ = nullptr;
+  AlignedBuffer<float> observed_;  // one head's mass: [windows of a tier, or recent tokens]
 
   AlignedBuffer<float> q_;  // post-RoPE queries: [block][n_heads][D]
   AlignedBuffer<std::uint8_t> thread_scratch_;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/mass_observer.h"
 #include "kv/kv_cache.h"
 #include "model/model.h"
 #include "qevict/config.h"
@@ -87,6 +88,9 @@ class Session {
   virtual int n_tokens() const = 0;
   virtual TokenId pending_token() const = 0;
   virtual void set_trace(KvCache::TraceSink sink) = 0;
+  // Reads the attention of each head from the next prompt or step on; null: none. It outlives the
+  // session or is taken back. Fused attention only.
+  virtual void set_observer(MassObserver* observer) = 0;
   // For tests and benchmarks: prompt only, then single steps. logits stay valid until the next
   // call.
   virtual Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,

@@ -55,6 +55,7 @@ class SessionImpl final : public Session {
     traced_ = sink != nullptr;
     cache_->set_trace(std::move(sink));
   }
+  void set_observer(MassObserver* observer) override { attention_.set_observer(observer); }
   const KvCache& cache() const override { return *cache_; }
   double attention_seconds() override { return attention_.take_seconds(); }
 

@@ -59,12 +59,13 @@ PlaceMass mass_by_place(std::span<const double> mass, std::span<const Place> pla
 
 PlaceMass future_mass(const StepAttention& attention, int event_step, int horizon,
                       std::span<const Place> places) {
-  PlaceMass sums;
+  std::vector<double> sums(places.size());
   const int last = std::min(event_step + horizon, attention.n_steps);
   for (int step = event_step + 1; step <= last; ++step) {
-    sums += mass_by_place(attention.step(step), places);
+    const float* row = attention.step(step).data();
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += row[i];
   }
-  return sums;
+  return mass_by_place(sums, places);
 }
 
 bool has_full_horizon(const StepAttention& attention, int event_step, int horizon) {
@@ -164,6 +165,12 @@ double defined_mean(std::span<const double> values) {
     ++n;
   }
   return n == 0 ? kUndefined : sum / n;
+}
+
+double defined_min(std::span<const double> values) {
+  double smallest = kUndefined;
+  for (const double x : values) smallest = std::fmin(smallest, x);
+  return smallest;
 }
 
 }  // namespace qevict

@@ -80,7 +80,8 @@ struct Revivals {
 // before a first selection counts.
 Revivals count_revivals(std::span<const WindowState> states, int n_windows, int m);
 
-// The mean of the values that are defined; NaN when none is.
+// Of the values that are defined; NaN when none is.
 double defined_mean(std::span<const double> values);
+double defined_min(std::span<const double> values);
 
 }  // namespace qevict

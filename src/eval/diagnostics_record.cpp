@@ -1,0 +1,145 @@
+#include "eval/diagnostics_record.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace qevict {
+
+std::span<const double> AttentionRecord::prompt_mass(int layer, int head) const {
+  const std::size_t at = static_cast<std::size_t>(layer) * n_heads + head;
+  return {prompt.data() + at * n_prompt, static_cast<std::size_t>(n_prompt)};
+}
+
+StepAttention AttentionRecord::step_attention(int layer, int head) const {
+  const std::size_t at = static_cast<std::size_t>(layer) * n_heads + head;
+  return {steps.data() + at * n_steps * n_positions(), n_steps, n_positions()};
+}
+
+AttentionRecorder::AttentionRecorder(int n_layers, int n_heads, int n_prompt, int n_steps) {
+  record_ = {n_layers, n_heads, n_prompt, n_steps, {}, {}};
+  const std::size_t heads = static_cast<std::size_t>(n_layers) * n_heads;
+  record_.prompt.resize(heads * n_prompt);
+  record_.steps.resize(heads * n_steps * record_.n_positions());
+}
+
+void AttentionRecorder::add(int layer, int head, TokenPos position, float mass) noexcept {
+  const std::size_t at = static_cast<std::size_t>(layer) * record_.n_heads + head;
+  if (step_ == 0) {
+    record_.prompt[at * record_.n_prompt + position] += mass;
+  } else {
+    const std::size_t row = at * record_.n_steps + (step_ - 1);
+    record_.steps[row * record_.n_positions() + position] = mass;
+  }
+}
+
+void AttentionRecorder::on_windows(int layer, int head, std::span<const WindowId> ids,
+                                   std::span<const float> mass) noexcept {
+  for (std::size_t i = 0; i < ids.size(); ++i) add(layer, head, ids[i], mass[i]);
+}
+
+void AttentionRecorder::on_run(int layer, int head, TokenPos first, int width,
+                               std::span<const float> mass) noexcept {
+  QE_DCHECK(width == 1);
+  for (std::size_t i = 0; i < mass.size(); ++i) {
+    add(layer, head, first + static_cast<TokenPos>(i), mass[i]);
+  }
+}
+
+bool PolicyRecord::has_quantized() const {
+  for (const std::vector<UnitEvent>& events : units) {
+    for (const UnitEvent& event : events) {
+      if (!event.quantized.empty()) return true;
+    }
+  }
+  return false;
+}
+
+PolicyRecorder::PolicyRecorder(const KvCache& cache, int n_positions) {
+  record_.n_layers = cache.n_layers();
+  record_.n_heads = cache.geometry().n_heads;
+  record_.units_per_layer = cache.units_per_layer();
+  record_.n_sink = cache.config().n_sink;
+  record_.window = cache.geometry().window;
+  record_.quantized_accessible = cache.config().quantized_accessible;
+  record_.units.resize(static_cast<std::size_t>(record_.n_layers) * record_.units_per_layer);
+  n_windows_ = ceil_div(std::max(0, n_positions - record_.n_sink), record_.window);
+  const std::size_t heads = static_cast<std::size_t>(record_.n_layers) * record_.n_heads;
+  mass_.resize(heads * n_windows_);
+  local_at_event_.resize(heads);
+  n_evicted_.resize(record_.units.size());
+}
+
+void PolicyRecorder::on_windows(int layer, int head, std::span<const WindowId> ids,
+                                std::span<const float> mass) noexcept {
+  const std::span<double> sums = mass_of(layer, head);
+  for (std::size_t i = 0; i < ids.size(); ++i) sums[ids[i]] += mass[i];
+}
+
+void PolicyRecorder::on_run(int layer, int head, TokenPos first, int width,
+                            std::span<const float> mass) noexcept {
+  const std::span<double> sums = mass_of(layer, head);
+  for (std::size_t i = 0; i < mass.size(); ++i) {
+    const int position = first + static_cast<int>(i) * width - record_.n_sink;
+    if (position >= 0) sums[position / record_.window] += mass[i];
+  }
+}
+
+double PolicyRecorder::local_mass(int layer, int head, TokenPos local_begin) {
+  const std::size_t first = (local_begin - record_.n_sink) / record_.window;
+  const std::span<double> local = mass_of(layer, head).subspan(first);
+  return std::accumulate(local.begin(), local.end(), 0.0);
+}
+
+// What came since the unit's last event is the sums now without the sums then.
+void PolicyRecorder::close_interval(int layer, int u) {
+  UnitEvent& event =
+      record_.units[static_cast<std::size_t>(layer) * record_.units_per_layer + u].back();
+  const std::size_t n = event.quantized.size();
+  event.interval_mass.resize(event.quantized_mass.size());
+  for (int h = 0; h < record_.heads_per_unit(); ++h) {
+    const int head = u * record_.heads_per_unit() + h;
+    const std::span<double> mass = mass_of(layer, head);
+    for (std::size_t i = 0; i < n; ++i) {
+      event.interval_mass[h * n + i] = mass[event.quantized[i]] - event.quantized_mass[h * n + i];
+    }
+    event.interval_local.push_back(
+        local_mass(layer, head, event.local_begin) -
+        local_at_event_[static_cast<std::size_t>(layer) * record_.n_heads + head]);
+  }
+}
+
+void PolicyRecorder::on_event(const LayerEvent& e) {
+  const int u = std::max(e.head, 0);
+  const std::size_t unit = static_cast<std::size_t>(e.layer) * record_.units_per_layer + u;
+  std::vector<UnitEvent>& events = record_.units[unit];
+  if (!events.empty()) close_interval(e.layer, u);
+
+  UnitEvent event;
+  event.step = e.step;
+  event.n_tokens = e.n_tokens;
+  event.full = e.full;
+  event.quantized = e.quantized;
+  // Windows are ranked in order: what was ever ranked is in a tier or has been evicted.
+  n_evicted_[unit] += static_cast<int>(e.evicted.size());
+  const auto n_ranked = static_cast<int>(e.full.size() + e.quantized.size()) + n_evicted_[unit];
+  event.local_begin = record_.n_sink + n_ranked * record_.window;
+  for (int h = 0; h < record_.heads_per_unit(); ++h) {
+    const int head = u * record_.heads_per_unit() + h;
+    const std::span<double> mass = mass_of(e.layer, head);
+    for (const WindowId w : e.quantized) event.quantized_mass.push_back(mass[w]);
+    local_at_event_[static_cast<std::size_t>(e.layer) * record_.n_heads + head] =
+        local_mass(e.layer, head, event.local_begin);
+  }
+  events.push_back(std::move(event));
+}
+
+PolicyRecord PolicyRecorder::finish(const KvCache& cache) {
+  record_.full_quota = cache.budget().quota.n_full;
+  record_.counters = cache.counters();
+  return std::move(record_);
+}
+
+}  // namespace qevict
