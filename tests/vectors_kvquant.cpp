@@ -126,21 +126,21 @@ void check_kvquant_value(const json& file, Check& check) {
     const int n_codes = 1 << in.bits;
     Comparison comparison(file, expected, check);
     std::vector<float> scratch(static_cast<std::size_t>(in.c));
-    const auto outlier = std::make_unique<bool[]>(static_cast<std::size_t>(in.c));
+    std::vector<std::uint8_t> outlier(static_cast<std::size_t>(in.c));
     std::vector<fp16_t> table(static_cast<std::size_t>(n_codes));
     for (int t = 0; t < in.t; ++t) {
       const float* row = &in.x[static_cast<std::size_t>(t) * in.c];
       const NuqLimits limits =
-          kvquant_value_limits(row, in.c, in.sparsity, scratch.data(), outlier.get());
+          kvquant_value_limits(row, in.c, in.sparsity, scratch.data(), outlier.data());
       const NuqGrid grid = kvquant_grid(limits, Rounding::F32);
       kvquant_table(grid, in.lut.data(), n_codes, Rounding::F32, table.data());
       for (int c = 0; c < in.c; ++c) {
         const std::size_t at = static_cast<std::size_t>(t) * in.c + c;
         const float normalised = kvquant_normalise(grid, row[c]);
-        if (outlier[c]) comparison.outlier(t, c);
+        if (outlier[c] != 0) comparison.outlier(t, c);
         const fp16_t got = outlier[c] ? fp32_to_fp16(row[c])
                                       : table[kvquant_code(in.lut.data(), n_codes, normalised)];
-        comparison.value(at, got, !outlier[c] && near_middle(in.lut, normalised));
+        comparison.value(at, got, outlier[c] == 0 && near_middle(in.lut, normalised));
       }
     }
     comparison.finish();

@@ -138,6 +138,7 @@ class AttentionDriver {
   // Everything in the layer's cache, per KV head, dequantised and rotated in double where it can
   // be.
   std::vector<std::vector<AttentionToken>> accessible(int layer) const {
+    if (const RowCodec* codec = cache_->codec(layer)) return codec_rows(*codec);
     std::vector<std::vector<AttentionToken>> heads;
     for (int u = 0; u < cache_->units_per_layer(); ++u) {
       for (auto& head : accessible(cache_->unit(layer, u))) heads.push_back(std::move(head));
@@ -191,6 +192,21 @@ class AttentionDriver {
       // The materialised cache is an fp16 one.
       if (!cache_->config().fused_attention) round(k), round(v);
       add_window();
+    }
+    return heads;
+  }
+
+  std::vector<std::vector<AttentionToken>> codec_rows(const RowCodec& codec) const {
+    std::vector<std::vector<AttentionToken>> heads(g_.n_kv_heads);
+    std::vector<fp16_t> k(g_.head_dim), v(g_.head_dim);
+    for (int h = 0; h < g_.n_kv_heads; ++h) {
+      for (int r = 0; r < codec.n_tokens(); ++r) {
+        codec.load(h, r, 1, {k.data(), v.data(), 1});
+        AttentionToken t;
+        for (const fp16_t x : k) t.k.push_back(fp16_to_fp32(x));
+        for (const fp16_t x : v) t.v.push_back(fp16_to_fp32(x));
+        heads[h].push_back(t);
+      }
     }
     return heads;
   }

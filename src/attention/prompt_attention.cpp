@@ -31,6 +31,10 @@ void TieredAttention::begin_prompt(int n_new, int max_block) {
   const LayerCache& unit = cache_.unit(0, 0);  // all hold the same positions uncompressed
   const RecentStore& recent = unit.recent();
   n_prefix_rows_ = recent.n_tokens();
+  if (codec_) {
+    codec_->begin_prompt(n_new);
+    n_prefix_rows_ = codec_->n_prefix_rows();
+  }
   n_rows_capacity_ = n_prefix_rows_ + n_new;
   n_sink_rows_ = std::min(cache_.config().n_sink, first_position_ + n_new);
   region_begin_ = std::max(unit.local_begin(), cache_.config().n_sink);
@@ -51,7 +55,8 @@ void TieredAttention::begin_prompt(int n_new, int max_block) {
 
 void TieredAttention::begin_layer(int layer) {
   const Geometry& g = geometry_;
-  for (int h = 0; h < g.n_kv_heads; ++h) {
+  if (codec_) codec_->load_prefix(layer, n_rows_capacity_, k_rows_.data(), v_rows_.data());
+  for (int h = 0; h < g.n_kv_heads && !codec_; ++h) {
     const RecentStore& recent = cache_.unit(layer, unit_of(h)).recent();
     for (int r = 0; r < n_prefix_rows_; ++r) {
       const std::size_t at = (static_cast<std::size_t>(h) * n_rows_capacity_ + r) * g.head_dim;
@@ -132,6 +137,7 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
     for (int h = 0; h < g.n_heads; ++h) {
       rope_rotate(cache_.rope(), &cos_[angle], &sin_[angle], 1.0F, q + h * d);
     }
+    if (codec_) codec_->keep_probes(block_first_ + t, q);
     const int r = n_prefix_rows_ + block_first_ + t;
     for (int h = 0; h < g.n_kv_heads; ++h) {
       const std::size_t in = (static_cast<std::size_t>(t) * g.n_kv_heads + h) * d;
@@ -245,6 +251,11 @@ void TieredAttention::sum_prompt_mass(int layer) noexcept {
 }
 
 void TieredAttention::finish_layer(int layer) {
+  if (codec_) {
+    return cache_.finish_codec_layer(
+        layer, {k_rows_.data(), v_rows_.data(), n_rows_capacity_, n_rows_capacity_},
+        codec_->probes());
+  }
   PromptRows rows;
   rows.k = k_rows_.data();
   rows.v = v_rows_.data();
@@ -270,6 +281,7 @@ void TieredAttention::end_prompt() {
   item_mass_.release();
   thread_scratch_.release();
   if (materialised_) materialised_->end_prompt();
+  if (codec_) codec_->end_prompt();
 }
 
 }  // namespace qevict

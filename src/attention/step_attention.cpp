@@ -68,6 +68,10 @@ void TieredAttention::begin_step() {
   const std::size_t heads = g.n_heads;
   const std::size_t unit_heads = unit_geometry_.n_heads;
   q_.reserve(heads * g.head_dim);
+  if (codec_) {
+    codec_->begin_step();
+    return note_peak();
+  }
   if (materialised_) {
     materialised_->begin_step();
     return note_peak();

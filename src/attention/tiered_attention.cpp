@@ -30,6 +30,9 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
   if (!cache.config().fused_attention) {
     materialised_ = std::make_unique<MaterialisedAttention>(cache, kernels, n_threads);
   }
+  if (cache.codec(0) != nullptr) {
+    codec_ = std::make_unique<CodecAttention>(cache, kernels, n_threads);
+  }
 }
 
 void TieredAttention::prepare(int layer, const QkvBlock& qkv, int ith, int nth) noexcept {
@@ -38,7 +41,7 @@ void TieredAttention::prepare(int layer, const QkvBlock& qkv, int ith, int nth) 
     prepare_prompt(layer, qkv, ith, nth);
   } else {
     prepare_step(layer, qkv, ith, nth);
-    if (materialised_ && ith == 0) materialised_->order_windows(layer);
+    if (materialised_ && !codec_ && ith == 0) materialised_->order_windows(layer);
   }
   if (ith == 0) {
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -50,6 +53,9 @@ void TieredAttention::attend(int layer, float* out, int ith, int nth) noexcept {
   QE_DCHECK(nth <= n_threads_);
   if (in_prompt_) {
     attend_prompt(layer, out, ith);
+  } else if (codec_) {
+    codec_->attend_step(layer, q_.data(), out, ith, progress_[layer].claimed,
+                        progress_[layer].finished);
   } else if (materialised_) {
     materialised_->attend_step(layer, q_.data(), out, ith,
                                {progress_[layer].claimed, progress_[layer].finished});
@@ -74,10 +80,12 @@ bool TieredAttention::uses_quantized(const LayerCache& layer) const {
 
 std::size_t TieredAttention::workspace_bytes() const {
   const std::size_t materialised = materialised_ ? materialised_->workspace_bytes() : 0;
-  return materialised + q_.bytes() + thread_scratch_.bytes() + k_rows_.bytes() + v_rows_.bytes() +
-         prefix_phases_.bytes() + item_mass_.bytes() + q_back_.bytes() + partial_o_.bytes() +
-         partial_m_.bytes() + partial_l_.bytes() + window_sum_.bytes() + group_max_.bytes() +
-         token_sum_.bytes() + (cos_.capacity() + sin_.capacity()) * sizeof(float);
+  const std::size_t codec = codec_ ? codec_->workspace_bytes() : 0;
+  return codec + materialised + q_.bytes() + thread_scratch_.bytes() + k_rows_.bytes() +
+         v_rows_.bytes() + prefix_phases_.bytes() + item_mass_.bytes() + q_back_.bytes() +
+         partial_o_.bytes() + partial_m_.bytes() + partial_l_.bytes() + window_sum_.bytes() +
+         group_max_.bytes() + token_sum_.bytes() +
+         (cos_.capacity() + sin_.capacity()) * sizeof(float);
 }
 
 void TieredAttention::note_peak() {

@@ -24,6 +24,7 @@
 
 #include "attention/aligned_buffer.h"
 #include "attention/attention.h"
+#include "attention/codec_attention.h"
 #include "attention/mass_observer.h"
 #include "attention/materialised_attention.h"
 #include "kernels/kernels.h"
@@ -116,6 +117,7 @@ class TieredAttention final : public Attention {
   };
   std::unique_ptr<Progress[]> progress_;
   std::unique_ptr<MaterialisedAttention> materialised_;  // null: fused
+  std::unique_ptr<CodecAttention> codec_;                // of a cache of row codecs
   std::atomic<int> nonfinite_layer_{-1};
   double seconds_ = 0.0;
   MassObserver* observer_ = nullptr;

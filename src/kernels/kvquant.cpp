@@ -31,7 +31,7 @@ NuqLimits kvquant_channel_limits(const float* x, int n, std::ptrdiff_t stride, d
 }
 
 NuqLimits kvquant_value_limits(const float* x, int n, double sparsity, float* scratch,
-                               bool* outlier) noexcept {
+                               std::uint8_t* outlier) noexcept {
   std::copy_n(x, n, scratch);
   std::sort(scratch, scratch + n);
   const double outer = 1.0 - (1.0 - sparsity) / 2.0;
@@ -41,8 +41,8 @@ NuqLimits kvquant_value_limits(const float* x, int n, double sparsity, float* sc
   NuqLimits limits{median, median};
   bool any = false;
   for (int i = 0; i < n; ++i) {
-    outlier[i] = x[i] >= upper || x[i] <= lower;
-    const float kept = outlier[i] ? median : x[i];
+    outlier[i] = x[i] >= upper || x[i] <= lower ? 1 : 0;
+    const float kept = outlier[i] != 0 ? median : x[i];
     limits.lower = any ? std::min(limits.lower, kept) : kept;
     limits.upper = any ? std::max(limits.upper, kept) : kept;
     any = true;
@@ -76,8 +76,7 @@ std::uint8_t kvquant_code(const float* lut, int n, float normalised) noexcept {
 void kvquant_table(const NuqGrid& grid, const float* lut, int n, Rounding rounding,
                    fp16_t* table) noexcept {
   for (int i = 0; i < n; ++i) {
-    const float product = round_to(rounding, round_to(rounding, lut[i]) * grid.range);
-    table[i] = fp32_to_fp16(product + grid.offset);
+    table[i] = kvquant_value(grid, lut[i], rounding);
   }
 }
 

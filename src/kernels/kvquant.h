@@ -33,9 +33,9 @@ inline bool kvquant_key_outlier(const NuqLimits& limits, float x) noexcept {
 }
 
 // One token's n values: those at or beyond the outer quantiles are outliers (at least two); limits
-// of the rest with every outlier replaced by the median. outlier [n], scratch [n].
+// of the rest with every outlier replaced by the median. outlier [n] (0 or 1), scratch [n].
 NuqLimits kvquant_value_limits(const float* x, int n, double sparsity, float* scratch,
-                               bool* outlier) noexcept;
+                               std::uint8_t* outlier) noexcept;
 
 // Keys: computed in fp16 (Rounding::F16), values: in fp32.
 NuqGrid kvquant_grid(const NuqLimits& limits, Rounding rounding) noexcept;
@@ -43,8 +43,13 @@ NuqGrid kvquant_grid(const NuqLimits& limits, Rounding rounding) noexcept;
 float kvquant_normalise(const NuqGrid& grid, float x) noexcept;
 // The nearest entry of lut [n]; the first of two equally near ones.
 std::uint8_t kvquant_code(const float* lut, int n, float normalised) noexcept;
-// What each code means, table [n]. Rounding::F16: every operation's result is rounded, as the peer
-// does with its NormalFloat codebook; F32: only the last one.
+// What a codebook entry means. Rounding::F16: every operation's result is rounded, as the peer does
+// with its NormalFloat codebook; F32: only the last one.
+inline fp16_t kvquant_value(const NuqGrid& grid, float entry, Rounding rounding) noexcept {
+  const float product = round_to(rounding, round_to(rounding, entry) * grid.range);
+  return fp32_to_fp16(product + grid.offset);
+}
+// The same for all entries: table [n].
 void kvquant_table(const NuqGrid& grid, const float* lut, int n, Rounding rounding,
                    fp16_t* table) noexcept;
 

@@ -75,7 +75,7 @@ TEST(ZipcacheSplit, TiesGoToTheLowerIndex) {
 TEST(KvquantValue, TheTwoExtremesOfATokenAreOutliers) {
   std::vector<float> x = {0.5F, 8.0F, -0.25F, 1.0F, -9.0F, 0.0F};
   std::vector<float> scratch(6);
-  bool outlier[6];
+  std::uint8_t outlier[6];
   const NuqLimits limits = kvquant_value_limits(x.data(), 6, 0.99, scratch.data(), outlier);
   EXPECT_TRUE(outlier[1] && outlier[4]);
   EXPECT_FALSE(outlier[0] || outlier[2] || outlier[3] || outlier[5]);

@@ -107,6 +107,9 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
   for (int i = 0; i < n_units; ++i) {
     cache->units_.emplace_back(cache->unit_geometry_, cache->rope_, config.n_sink);
   }
+  for (int i = 0; i < n_layers && policy.make_codec; ++i) {
+    cache->codecs_.add(policy.make_codec({geometry, &cache->rope_, &cache->phases_}, config));
+  }
   return cache;
 }
 
@@ -140,9 +143,15 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   backup->budget = budget_;
   backup->step = step_;
   backup->units.resize(units_.size());
+  codecs_.begin_prompt();
   const auto windows = static_cast<int>(
       std::max<std::int64_t>(1, (plan->context_tokens - config_.n_sink) / geometry_.window + 1));
-  if (windows > phases_.max_windows()) {
+  if (!codecs_.empty()) {
+    plan->uncompressed = false;  // the budget does not matter
+    if (plan->context_tokens > phases_.max_windows()) {
+      phases_ = WindowPhases(rope_, 0, 1, static_cast<int>(plan->context_tokens));
+    }
+  } else if (windows > phases_.max_windows()) {
     phases_ = WindowPhases(rope_, config_.n_sink, geometry_.window, windows);
   }
   backup_ = std::move(backup);
@@ -163,6 +172,9 @@ PromptRows KvCache::rows_of_unit(const PromptRows& rows, int u) const {
 void KvCache::finish_prompt_layer(int layer, const PromptRows& rows,
                                   std::span<const PromptMass> mass) {
   QE_CHECK(backup_ && layer >= 0 && layer < n_layers());
+  if (!codecs_.empty()) {
+    return finish_codec_layer(layer, {rows.k, rows.v, rows.capacity, rows.n_rows}, {});
+  }
   QE_CHECK(mass.size() == static_cast<std::size_t>(units_per_layer_));
   for (int u = 0; u < units_per_layer_; ++u) {
     finish_prompt_unit(layer, u, rows_of_unit(rows, u), mass[u]);
@@ -195,8 +207,19 @@ void KvCache::finish_prompt_unit(int layer, int u, const PromptRows& rows, const
   }
 }
 
+void KvCache::finish_codec_layer(int layer, const CodecRows& rows, const ProbeRows& probes) {
+  QE_CHECK(backup_ && layer >= 0 && layer < n_layers());
+  QE_CHECK(rows.n_rows == n_tokens_ + backup_->n_new && rows.n_rows <= rows.capacity);
+  const auto start = std::chrono::steady_clock::now();
+  codecs_.finish_layer(layer, rows, probes);
+  peak_bytes_ = std::max(peak_bytes_, bytes().total());
+  routing_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void KvCache::commit_prompt() {
   QE_CHECK(backup_);
+  codecs_.commit_prompt();
   n_tokens_ += backup_->n_new;
   ++event_;
   const std::shared_ptr<Backup> done = std::move(backup_);
@@ -214,6 +237,7 @@ void KvCache::rollback_prompt() {
       units_[i] = std::move(*backup_->units[i]);
     }
   }
+  codecs_.rollback_prompt();
   budget_ = backup_->budget;
   step_ = backup_->step;
   backup_.reset();
@@ -221,11 +245,15 @@ void KvCache::rollback_prompt() {
 
 void KvCache::begin_step() {
   QE_CHECK(!backup_ && n_tokens_ > 0 && n_tokens_ < budget_.context_tokens);
-  for (LayerCache& unit : units_) unit.push_row();
+  codecs_.push_rows();
+  for (LayerCache& unit : units_) {
+    if (codecs_.empty()) unit.push_row();
+  }
   ++n_tokens_;
 }
 
 void KvCache::append(int layer, int kv_head, const float* k, const float* v) {
+  if (RowCodec* codec = codecs_.layer(layer)) return codec->write(kv_head, k, v);
   const int heads = unit_geometry_.n_kv_heads;
   RecentStore& recent = unit(layer, kv_head / heads).recent_;
   recent.write(recent.n_tokens() - 1, kv_head % heads, k, v);
@@ -234,7 +262,8 @@ void KvCache::append(int layer, int kv_head, const float* k, const float* v) {
 void KvCache::end_step() {
   ++step_;
   peak_bytes_ = std::max(peak_bytes_, bytes().total());
-  if (step_ % geometry_.window != 0) return;
+  codecs_.end_step();
+  if (step_ % geometry_.window != 0 || !codecs_.empty()) return;
   for (int i = 0; i < n_layers() * units_per_layer_; ++i) {
     const int layer = i / units_per_layer_;
     const int u = i % units_per_layer_;
@@ -303,25 +332,25 @@ void KvCache::finish_event(int layer, int u, TokenPos n_tokens, LayerEvent& even
 }
 
 TierBytes KvCache::bytes() const {
-  TierBytes sum;
+  TierBytes sum = codecs_.bytes();
   for (const LayerCache& unit : units_) sum += unit.bytes();
   return sum;
 }
 
 MetadataBytes KvCache::metadata() const {
-  MetadataBytes sum;
+  MetadataBytes sum = codecs_.metadata();
   for (const LayerCache& unit : units_) sum += unit.metadata();
   return sum;
 }
 
 std::size_t KvCache::reserved_bytes() const {
-  std::size_t sum = 0;
+  std::size_t sum = codecs_.reserved_bytes();
   for (const LayerCache& unit : units_) sum += unit.recent_.reserved_bytes();
   return sum;
 }
 
 std::size_t KvCache::backup_bytes() const {
-  std::size_t sum = 0;
+  std::size_t sum = codecs_.backup_bytes();
   if (!backup_) return sum;
   for (const auto& unit : backup_->units) {
     if (unit) {

@@ -31,6 +31,7 @@
 #include "base/check.h"
 #include "kernels/rope.h"
 #include "kv/budget.h"
+#include "kv/codec_layers.h"
 #include "kv/ledger.h"
 #include "kv/policy.h"
 #include "kv/recent_store.h"
@@ -180,7 +181,11 @@ class KvCache {
   // The only unit of a layer.
   LayerCache& layer(int i) { return units_[whole_layer(i)]; }
   const LayerCache& layer(int i) const { return units_[whole_layer(i)]; }
-  // Angles of window bases; grows at begin_prompt to cover context_tokens.
+  // The layer's store of a policy that quantises all tokens (row_codec.h); null for the others,
+  // whose tokens are in the units.
+  RowCodec* codec(int i) const { return codecs_.layer(i); }
+  // Angles of window bases, of all positions where there are codecs; grows at begin_prompt to cover
+  // context_tokens.
   const WindowPhases& phases() const { return phases_; }
 
   // Starts a prompt of n_new tokens after which max_new_tokens may be generated; solves the budget.
@@ -193,6 +198,8 @@ class KvCache {
   void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
     finish_prompt_layer(layer, rows, std::span(&mass, 1));
   }
+  // The same for a codec's layer.
+  void finish_codec_layer(int layer, const CodecRows& rows, const ProbeRows& probes);
   void commit_prompt();
   void rollback_prompt();
 
@@ -247,6 +254,7 @@ class KvCache {
   Needs needs_;
   BudgetPlan budget_;
   WindowPhases phases_;
+  CodecLayers codecs_;             // empty for most policies
   std::vector<LayerCache> units_;  // [n_layers][units_per_layer]
   TokenPos n_tokens_ = 0;
   int step_ = 0;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kv/prompt_view.h"
+#include "kv/row_codec.h"
 #include "kv/types.h"
 #include "qevict/config.h"
 
@@ -108,6 +109,9 @@ struct PolicySpec {
   std::function<std::unique_ptr<Scorer>(const CacheConfig&)> make_scorer = {};
   std::function<std::unique_ptr<Allocator>(const CacheConfig&)> make_allocator = {};
   std::function<std::unique_ptr<Selector>(const CacheConfig&)> make_selector = {};  // Once only
+  // Of policies that quantise every token and evict none: one codec a layer holds all of its K and
+  // V. With Never.
+  std::function<std::unique_ptr<RowCodec>(const CodecContext&, const CacheConfig&)> make_codec = {};
 };
 
 }  // namespace qevict

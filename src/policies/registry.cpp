@@ -14,7 +14,10 @@
   X(defensivekv_policy)        \
   X(layer_defensivekv_policy)  \
   X(expected_attention_policy) \
-  X(knorm_policy)
+  X(knorm_policy)              \
+  X(kivi_policy)               \
+  X(kvquant_policy)            \
+  X(zipcache_policy)
 
 namespace qevict {
 

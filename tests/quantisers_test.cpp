@@ -1,0 +1,76 @@
+// kivi, kvquant and zipcache end to end: the recall model answers, bytes are those of the codecs.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "recall_runner.h"
+
+namespace qevict {
+namespace {
+
+class Quantisers : public RecallTest {
+ protected:
+  static CacheConfig config_of(const std::string& policy) {
+    CacheConfig config;
+    config.policy = policy;
+    config.budget = {KvBudget::Unit::Ratio, 0.01};  // ignored
+    return config;
+  }
+};
+
+// Thresholds as in recall_accuracy_test.cpp: the measured value beside each.
+TEST_F(Quantisers, AnswerFromAWholeQuantisedCache) {
+  const struct {
+    const char* policy;
+    double least;
+  } cases[] = {{"kivi", 0.9}, {"kvquant", 0.97}, {"zipcache", 0.9}};
+  for (const auto& c : cases) {
+    const RecallScore score = ask(config_of(c.policy), {}, 400);
+    std::printf("  %s\n", describe(c.policy, score).c_str());
+    EXPECT_GE(score.accuracy(), c.least) << c.policy;
+  }
+}
+
+TEST_F(Quantisers, ReportWhatTheyHold) {
+  const RecallPrompt prompt = make_recall_prompt({});
+  for (const char* policy : {"kivi", "kvquant", "zipcache"}) {
+    SCOPED_TRACE(policy);
+    auto session = engine_->create_session(config_of(policy));
+    ASSERT_TRUE(session.has_value()) << session.error().message;
+    ASSERT_TRUE((*session)->prefill(prompt.tokens, 40, {}).has_value());
+    for (int i = 0; i < 20; ++i) ASSERT_TRUE((*session)->decode(prompt.tokens[i]).has_value());
+    const CacheStats stats = (*session)->kv_stats();
+    EXPECT_EQ(stats.resident_bytes, stats.sink_bytes + stats.local_bytes + stats.quantized_bytes);
+    EXPECT_GT(stats.quantized_bytes, stats.local_bytes);
+    EXPECT_LT(stats.resident_bytes, stats.full_cache_bytes / 2);
+    EXPECT_EQ(stats.full_bytes, 0);
+    EXPECT_FALSE(stats.uncompressed);
+    EXPECT_FALSE(stats.budget_raised);
+  }
+}
+
+// A second prompt reads the dequantised rows of the first.
+TEST_F(Quantisers, AnswerAcrossAnAppendedPrompt) {
+  for (const char* policy : {"kivi", "kvquant", "zipcache"}) {
+    SCOPED_TRACE(policy);
+    RecallShape shape;
+    shape.n_tokens = 1024;
+    RecallScore total;
+    for (; total.asked < 60; ++shape.seed) {
+      const RecallPrompt prompt = make_recall_prompt(shape);
+      auto session = engine_->create_session(config_of(policy));
+      ASSERT_TRUE(session.has_value()) << session.error().message;
+      const std::span<const TokenId> all(prompt.tokens);
+      ASSERT_TRUE((*session)->prefill(all.first(500), 0, {}).has_value());
+      ASSERT_TRUE((*session)->prefill(all.subspan(500), 20 * kRecallQuestionTokens, {}));
+      const auto score = ask_facts(**session, std::span(prompt.facts).first(20));
+      ASSERT_TRUE(score.has_value()) << score.error().message;
+      total += *score;
+    }
+    std::printf("  %s\n", describe(policy, total).c_str());
+    EXPECT_GE(total.accuracy(), 0.85);
+  }
+}
+
+}  // namespace
+}  // namespace qevict
