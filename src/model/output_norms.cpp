@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <string>
 
+#include "base/clones.h"
 #include "ggml.h"
 #include "model/loaded_model.h"
 
@@ -13,7 +15,7 @@ namespace qevict {
 namespace {
 
 constexpr std::size_t kOutputs = 16;  // side by side
-constexpr int kTokens = 2;            // tokens that share a load of weights
+constexpr int kTokens = 4;            // tokens that share a load of weights
 constexpr int kBlock = 64;            // tokens whose values stay in the first-level cache
 
 // Floats of one head: [n_out / kOutputs][head_dim][kOutputs], zeros beyond the last output.
@@ -21,8 +23,9 @@ std::size_t packed_size(int head_dim, int n_out) {
   return (n_out + kOutputs - 1) / kOutputs * kOutputs * static_cast<std::size_t>(head_dim);
 }
 
+// Adds the absolute outputs of kRows tokens to sums [kRows][kOutputs].
 template <int kRows>
-void add_group(const float* v, const float* group, int head_dim, float* norms) {
+QE_INLINE void add_group(const float* v, const float* group, int head_dim, float* sums) {
   float out[kRows][kOutputs] = {};
   for (int d = 0; d < head_dim; ++d) {
     const float* w = group + static_cast<std::size_t>(d) * kOutputs;
@@ -32,27 +35,28 @@ void add_group(const float* v, const float* group, int head_dim, float* norms) {
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    float sum = 0.0F;
-    for (std::size_t j = 0; j < kOutputs; ++j) sum += std::fabs(out[r][j]);
-    norms[r] += sum;
+    for (std::size_t j = 0; j < kOutputs; ++j) sums[r * kOutputs + j] += std::fabs(out[r][j]);
   }
 }
 
-void packed_norms(const float* v, int n, const float* packed, int head_dim, int n_out,
-                  float* norms) {
-  std::fill_n(norms, n, 0.0F);
-  const std::size_t group_size = kOutputs * static_cast<std::size_t>(head_dim);
+QE_CLONES void packed_norms(const float* v, int n, const float* packed, int head_dim, int n_out,
+                            float* norms) {
+  const std::size_t d = static_cast<std::size_t>(head_dim);
   const float* end = packed + packed_size(head_dim, n_out);
   for (int begin = 0; begin < n; begin += kBlock) {
-    const int last = std::min(n, begin + kBlock);
-    for (const float* group = packed; group < end; group += group_size) {
-      int i = begin;
-      for (; i + kTokens <= last; i += kTokens) {
-        add_group<kTokens>(v + static_cast<std::size_t>(i) * head_dim, group, head_dim, norms + i);
+    const int count = std::min(n - begin, kBlock);
+    const float* block = v + begin * d;
+    float sums[kBlock * kOutputs] = {};
+    for (const float* group = packed; group < end; group += kOutputs * d) {
+      int i = 0;
+      for (; i + kTokens <= count; i += kTokens) {
+        add_group<kTokens>(block + i * d, group, head_dim, sums + i * kOutputs);
       }
-      for (; i < last; ++i) {
-        add_group<1>(v + static_cast<std::size_t>(i) * head_dim, group, head_dim, norms + i);
-      }
+      for (; i < count; ++i) add_group<1>(block + i * d, group, head_dim, sums + i * kOutputs);
+    }
+    for (int i = 0; i < count; ++i) {
+      const float* lanes = sums + i * kOutputs;
+      norms[begin + i] = std::accumulate(lanes, lanes + kOutputs, 0.0F);
     }
   }
 }

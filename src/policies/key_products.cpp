@@ -5,15 +5,17 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/clones.h"
+
 namespace qevict {
 namespace {
 
-constexpr int kGroup = 8;  // tokens in a group
+constexpr int kGroup = 16;  // tokens in a group
 
 // kRows products with one group of tokens.
 template <int kRows>
-void multiply_group(const float* x, const float* group, int head_dim, float* out,
-                    std::size_t stride) {
+QE_INLINE void multiply_group(const float* x, const float* group, int head_dim, float* out,
+                              std::size_t stride) {
   float sum[kRows][kGroup] = {};
   for (int c = 0; c < head_dim; ++c) {
     const float* k = group + static_cast<std::size_t>(c) * kGroup;
@@ -27,7 +29,23 @@ void multiply_group(const float* x, const float* group, int head_dim, float* out
   }
 }
 
-inline float exp_one(float x) {
+// n_rows products with n tokens, whole groups of them.
+QE_CLONES void multiply_all(const float* groups, std::size_t n, int head_dim, const float* x,
+                            int n_rows, float* out, std::size_t stride) {
+  const std::size_t d = static_cast<std::size_t>(head_dim);
+  for (std::size_t t = 0; t < n; t += kGroup) {
+    const float* group = groups + t * d;
+    int r = 0;
+    for (; r + 4 <= n_rows; r += 4) {
+      multiply_group<4>(x + r * d, group, head_dim, out + r * stride + t, stride);
+    }
+    for (; r < n_rows; ++r) {
+      multiply_group<1>(x + r * d, group, head_dim, out + r * stride + t, stride);
+    }
+  }
+}
+
+QE_INLINE float exp_one(float x) {
   // x = n ln 2 + r; adding 1.5 * 2^23 rounds to a whole number without a call.
   constexpr float kRound = 12582912.0F;
   x = std::max(x, -87.0F);
@@ -51,8 +69,10 @@ void KeyProducts::assign(const float* k, int n, int head_dim) {
   n_ = n;
   head_dim_ = head_dim;
   const std::size_t n_groups = (static_cast<std::size_t>(n) + kGroup - 1) / kGroup;
-  stride_ = n_groups * kGroup;
-  groups_.assign(stride_ * head_dim, 0.0F);
+  n_padded_ = n_groups * kGroup;
+  // Rows a power of two apart would share the same few lines of the cache.
+  stride_ = n_padded_ + 16;
+  groups_.assign(n_padded_ * head_dim, 0.0F);
   for (int t = 0; t < n; ++t) {
     float* group = groups_.data() + static_cast<std::size_t>(t / kGroup) * head_dim * kGroup;
     const float* row = k + static_cast<std::size_t>(t) * head_dim;
@@ -61,31 +81,15 @@ void KeyProducts::assign(const float* k, int n, int head_dim) {
 }
 
 void KeyProducts::multiply(const float* x, int n_rows, float* out) const {
-  const std::size_t d = static_cast<std::size_t>(head_dim_);
-  for (std::size_t t = 0; t < stride_; t += kGroup) {
-    const float* group = groups_.data() + t * d;
-    int r = 0;
-    for (; r + 4 <= n_rows; r += 4) {
-      multiply_group<4>(x + r * d, group, head_dim_, out + r * stride_ + t, stride_);
-    }
-    for (; r < n_rows; ++r) {
-      multiply_group<1>(x + r * d, group, head_dim_, out + r * stride_ + t, stride_);
-    }
-  }
+  multiply_all(groups_.data(), n_padded_, head_dim_, x, n_rows, out, stride_);
 }
 
 void KeyProducts::quadratic(const float* m, float* out) const {
   const std::size_t d = static_cast<std::size_t>(head_dim_);
   std::vector<float> products(d * kGroup);
-  for (std::size_t t = 0; t < stride_; t += kGroup) {
+  for (std::size_t t = 0; t < n_padded_; t += kGroup) {
     const float* group = groups_.data() + t * d;
-    std::size_t r = 0;
-    for (; r + 4 <= d; r += 4) {
-      multiply_group<4>(m + r * d, group, head_dim_, products.data() + r * kGroup, kGroup);
-    }
-    for (; r < d; ++r) {
-      multiply_group<1>(m + r * d, group, head_dim_, products.data() + r * kGroup, kGroup);
-    }
+    multiply_all(group, kGroup, head_dim_, m, head_dim_, products.data(), kGroup);
     float sum[kGroup] = {};
     for (std::size_t c = 0; c < d; ++c) {
       for (int i = 0; i < kGroup; ++i) sum[i] += products[c * kGroup + i] * group[c * kGroup + i];
@@ -94,11 +98,11 @@ void KeyProducts::quadratic(const float* m, float* out) const {
   }
 }
 
-void exp_of(float* x, std::size_t n) {
+QE_CLONES void exp_of(float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) x[i] = exp_one(x[i]);
 }
 
-void softmax_row(float* x, int n_visible, int n, float scale) {
+QE_CLONES void softmax_row(float* x, int n_visible, int n, float scale) {
   const std::size_t whole = static_cast<std::size_t>(n_visible) / kGroup * kGroup;
   float lanes[kGroup];
   std::fill(lanes, lanes + kGroup, -std::numeric_limits<float>::infinity());

@@ -13,10 +13,10 @@ class KeyProducts {
   // k [n][head_dim] is copied, eight tokens to a group: [n / 8][head_dim][8].
   void assign(const float* k, int n, int head_dim);
   int n_tokens() const { return n_; }
-  // Floats between rows of products: n_tokens() rounded up to whole groups.
+  // Floats between rows of products, somewhat more than n_tokens().
   std::size_t stride() const { return stride_; }
-  // out[row][token] = x[row] . k[token] for x [n_rows][head_dim]; out [n_rows][stride()]. What lies
-  // beyond the last token is 0.
+  // out[row][token] = x[row] . k[token] for x [n_rows][head_dim]; out [n_rows][stride()], of
+  // which only the first n_tokens() matter.
   void multiply(const float* x, int n_rows, float* out) const;
   // out[token] = k[token] . m k[token] for a square matrix m [head_dim][head_dim]; out [stride()].
   void quadratic(const float* m, float* out) const;
@@ -24,7 +24,7 @@ class KeyProducts {
  private:
   int n_ = 0;
   int head_dim_ = 0;
-  std::size_t stride_ = 0;
+  std::size_t n_padded_ = 0, stride_ = 0;
   std::vector<float> groups_;
 };
 
