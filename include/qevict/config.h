@@ -35,7 +35,8 @@ struct PolicyParameter {
   std::string key, value;
 };
 
-// Per-sequence cache settings. validate() names the option, its value and its limits.
+// Per-sequence cache settings. validate() names the option, its value and its limits. Policies
+// other than qevict and full set the fields as they need them, by their own parameters.
 struct CacheConfig {
   std::string policy = "qevict";
   std::vector<PolicyParameter> policy_parameters;  // checked where the policy is looked up

@@ -22,6 +22,7 @@ struct CacheStats {
   int n_layers = 0;
   std::int64_t n_tokens = 0;  // positions so far
   bool budget_raised = false;
+  bool over_budget = false;   // the policy keeps more than the budget allows: its smallest amount
   bool uncompressed = false;  // the budget covers the whole context
   std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, evictions = 0,
                reactivations = 0;

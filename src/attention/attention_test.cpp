@@ -91,6 +91,35 @@ TEST(TieredAttention, MassOfAllRowsAddsUp) {
   EXPECT_NEAR(d.mass(1), 263.0, 1e-3);
 }
 
+// Mass of the last query only, at any time: what TOVA ranks by.
+TEST(TieredAttention, OnlyTheLastRowsOfAPromptMayAddMass) {
+  struct LastQuery final : Scorer {
+    Needs needs() const override { return {.mass = true, .mass_decay = 0.0, .prompt_rows = 3}; }
+    void score(const LayerView&, std::span<float>) const override {}
+  };
+  CacheConfig config = qevict_config(1.0);
+  config.n_sink = 0;
+  PolicySpec policy = *find_policy("qevict");
+  policy.make_scorer = [](const CacheConfig&) { return std::make_unique<LastQuery>(); };
+  std::vector<double> fused;
+  for (const bool fuse : {true, false}) {
+    config.fused_attention = fuse;
+    Driver d(small(), config, policy, 2, 5, 2);
+    const auto whole = Driver(small(), config, 2, 5).prompt(66, 64, 64, false);
+    // The last three rows are in two tiles: 32 .. 63 and the first of the next block.
+    EXPECT_EQ(d.prompt(66, 64, 64, false), whole);
+    EXPECT_NEAR(d.mass(1), 3.0, 1e-4);
+    if (fuse) fused = d.masses(1);
+    for (std::size_t i = 0; !fuse && i < fused.size(); ++i) {
+      EXPECT_NEAR(d.masses(1)[i], fused[i], 1e-4);
+    }
+    d.step(false);
+    EXPECT_NEAR(d.mass(1), 1.0, 1e-4);
+    d.prompt(2, 64, 64, false);
+    EXPECT_NEAR(d.mass(1), 2.0, 1e-4);
+  }
+}
+
 TEST(TieredAttention, DecayCountsAPromptAsOneStep) {
   CacheConfig config = qevict_config(1.0);
   config.n_sink = 0;

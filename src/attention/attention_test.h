@@ -23,8 +23,12 @@ class AttentionDriver {
  public:
   AttentionDriver(Geometry g, CacheConfig config, int n_threads, unsigned seed, int n_layers = 2,
                   bool per_head = false)
-      : g_(g), n_threads_(n_threads), random_(seed), policy_(*find_policy(config.policy)) {
-    policy_.per_head = per_head;
+      : AttentionDriver(g, config, by_head(*find_policy(config.policy), per_head), n_threads, seed,
+                        n_layers) {}
+
+  AttentionDriver(Geometry g, const CacheConfig& config, PolicySpec policy, int n_threads,
+                  unsigned seed, int n_layers)
+      : g_(g), n_threads_(n_threads), random_(seed), policy_(std::move(policy)) {
     auto cache = KvCache::create(g, n_layers, RopeSpec::plain(g.pairing, g.head_dim, 10000.0),
                                  config, policy_);
     EXPECT_TRUE(cache.has_value()) << (cache ? "" : cache.error().message);
@@ -52,12 +56,30 @@ class AttentionDriver {
             out.data() + static_cast<std::size_t>(first) * width());
       }
       if (check) check_prompt(before, all, n, out);
-      attention_->finish_layer(layer);
+      EXPECT_TRUE(attention_->finish_layer(layer).has_value());
       outs.push_back(out);
     }
     cache_->commit_prompt();
     attention_->end_prompt();
     return outs;
+  }
+
+  // A prompt that is taken back after its first layer; the tokens that follow are not changed by
+  // it.
+  void cancelled_prompt(int n, int max_new) {
+    const std::mt19937 random = random_;
+    const std::normal_distribution<float> normal = normal_;
+    EXPECT_TRUE(cache_->begin_prompt(n, max_new).has_value());
+    attention_->begin_prompt(n, n);
+    attention_->begin_layer(0);
+    attention_->set_block(0, n);
+    std::vector<float> out(static_cast<std::size_t>(n) * width());
+    run(0, random_block(n), out.data());
+    EXPECT_TRUE(attention_->finish_layer(0).has_value());
+    attention_->end_prompt();
+    cache_->rollback_prompt();
+    random_ = random;
+    normal_ = normal;
   }
 
   std::vector<std::vector<float>> step(bool check) {
@@ -97,6 +119,10 @@ class AttentionDriver {
     std::vector<float> q, k, v;
     int n = 0;
   };
+  static PolicySpec by_head(PolicySpec policy, bool per_head) {
+    policy.per_head = per_head;
+    return policy;
+  }
   int width() const { return g_.n_heads * g_.head_dim; }
 
   Block random_block(int n) {

@@ -50,7 +50,8 @@ class MaterialisedAttention {
     const fp16_t* v_rows = nullptr;
     int capacity = 0;
     int n_sink_rows = 0;
-    int row0 = 0;  // the row of the block's first token
+    int row0 = 0;       // the row of the block's first token
+    int mass_from = 0;  // tokens before this one add no mass
   };
   // Restores the compressed prefix. capacity: rows of the layer; max_block: tokens.
   void begin_layer(int layer, int capacity, int max_block);

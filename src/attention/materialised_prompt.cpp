@@ -94,7 +94,8 @@ void MaterialisedAttention::run_prompt_head(const PromptBlock& block, int head, 
     column += range.n;
   }
   if (want_mass_) {
-    kernels_.dense->column_sums(scores, stride, block.n_tokens, column, power_,
+    kernels_.dense->column_sums(scores + block.mass_from * stride, stride,
+                                block.n_tokens - block.mass_from, column, power_,
                                 column_sums_.data() + stride_ * head);
   }
 }

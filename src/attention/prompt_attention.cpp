@@ -90,8 +90,9 @@ void TieredAttention::begin_layer(int layer) {
   }
   prefix_phases_.reserve(phases);
   for (int u = 0; u < cache_.units_per_layer(); ++u) fill_prefix_phases(layer, u);
+  begin_queries(layer);
   if (materialised_) return note_peak();
-  if (want_mass_) {
+  if (want_mass_ || select_needs_.mass) {
     const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
     item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
   }
@@ -138,6 +139,11 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
       rope_rotate(cache_.rope(), &cos_[angle], &sin_[angle], 1.0F, q + h * d);
     }
     if (codec_) codec_->keep_probes(block_first_ + t, q);
+    const int last = block_first_ + t - (n_new_ - n_last_);
+    for (int h = 0; last >= 0 && h < g.n_heads; ++h) {
+      std::copy_n(q + h * d, d,
+                  q_last_.data() + (static_cast<std::size_t>(h) * n_last_ + last) * d);
+    }
     const int r = n_prefix_rows_ + block_first_ + t;
     for (int h = 0; h < g.n_kv_heads; ++h) {
       const std::size_t in = (static_cast<std::size_t>(t) * g.n_kv_heads + h) * d;
@@ -148,6 +154,7 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
       finite &= round_row(qkv.v + in, d, v_rows_.data() + at);
     }
   }
+  keep_queries(qkv, ith, nth);
   int none = -1;
   if (!finite) nonfinite_layer_.compare_exchange_strong(none, layer);
 }
@@ -159,7 +166,8 @@ void TieredAttention::attend_prompt(int layer, float* out, int ith) noexcept {
   // Last tiles first: they see the most keys, and the short ones then fill the gaps.
   for (int i = progress.claimed.fetch_add(1); i < items; i = progress.claimed.fetch_add(1)) {
     run_prompt_item(layer, items - 1 - i, out, ith);
-    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == items - 1 && want_mass_) {
+    if (progress.finished.fetch_add(1, std::memory_order_acq_rel) == items - 1 &&
+        (want_mass_ || select_needs_.mass)) {
       sum_prompt_mass(layer);
     }
   }
@@ -172,7 +180,8 @@ MaterialisedAttention::PromptBlock TieredAttention::prompt_block() const {
           v_rows_.data(),
           n_rows_capacity_,
           n_sink_rows_,
-          n_prefix_rows_ + block_first_};
+          n_prefix_rows_ + block_first_,
+          std::clamp(first_mass_query(), 0, block_tokens_)};
 }
 
 void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) noexcept {
@@ -206,12 +215,25 @@ void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) 
   }
   p.rope = &cache_.rope();
   p.power = power_;
-  if (want_mass_) {
+  p.scratch = thread_scratch_.data() + scratch_stride_ * ith;
+  if (want_mass_ || select_needs_.mass) {
+    // Rows before the first that counts are computed without mass; a query's bits do not depend on
+    // its tile.
+    const int end = p.q_end;
+    const int counted = std::clamp(first_mass_query(), p.q_begin, end);
+    p.q_end = counted;
+    if (p.q_begin < p.q_end) kernels_.prefill_tile(p);
+    if (counted == end) return;
+    p.q_begin = counted;
+    p.q_end = end;
     p.mass = item_mass_.data() + static_cast<std::size_t>(item) * g.group_size() * mass_stride_;
     p.mass_stride = mass_stride_;
   }
-  p.scratch = thread_scratch_.data() + scratch_stride_ * ith;
   kernels_.prefill_tile(p);
+}
+
+int TieredAttention::first_mass_query() const {
+  return mass_rows_ > 0 ? n_new_ - mass_rows_ - block_first_ : 0;
 }
 
 // Adds the items' column sums in item order: the same bits whoever computed them.
@@ -225,49 +247,61 @@ void TieredAttention::sum_prompt_mass(int layer) noexcept {
   const int tiles = ceil_div(block_tokens_, kPrefillTile);
   const double mean = 1.0 / unit_geometry_.n_heads;
   for (int item = 0; item < g.n_kv_heads * tiles; ++item) {
-    const int u = unit_of(item % g.n_kv_heads);
+    const int kv_head = item % g.n_kv_heads;
+    const int u = unit_of(kv_head);
     const LayerCache& cache = cache_.unit(layer, u);
     UnitPrompt& unit = unit_prompt_[u];
     const int n_full = static_cast<int>(cache.full().groups().size()) * kLanes;
     const int n_quantized =
         uses_quantized(cache) ? static_cast<int>(cache.quantized().groups().size()) * kLanes : 0;
     const int q_end = std::min((item / g.n_kv_heads + 1) * kPrefillTile, block_tokens_);
+    if (first_mass_query() >= q_end) continue;
     const int rows = n_prefix_rows_ + block_first_ + q_end - n_sink_rows_;
     const int region = rows > 0 ? ceil_div(rows, g.window) : 0;
     for (int h = 0; h < g.group_size(); ++h) {
       const float* mass =
           item_mass_.data() + (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
-      if (observer_ != nullptr) observe_prompt(layer, item % g.n_kv_heads, h, mass, region);
+      const float* region_mass = mass + n_full + n_quantized;
+      if (select_needs_.mass) {
+        std::vector<double>& sums =
+            head_mass_[static_cast<std::size_t>(kv_head) * g.group_size() + h];
+        const auto held = static_cast<std::size_t>(cache.full().size());
+        for (std::size_t w = 0; w < held; ++w) sums[w] += mass[w];
+        for (int w = 0; w < region; ++w) sums[held + w] += region_mass[w];
+      }
+      if (observer_ != nullptr) observe_prompt(layer, kv_head, h, mass, region);
+      if (!want_mass_) continue;
       for (std::size_t w = 0; w < unit.full.size(); ++w) unit.full[w] += mean * mass[w];
       if (n_quantized > 0) {
         for (std::size_t w = 0; w < unit.quantized.size(); ++w) {
           unit.quantized[w] += mean * mass[n_full + w];
         }
       }
-      const float* region_mass = mass + n_full + n_quantized;
       for (int w = 0; w < region; ++w) unit.region[w] += mean * region_mass[w];
     }
   }
 }
 
-void TieredAttention::finish_layer(int layer) {
-  if (codec_) {
-    return cache_.finish_codec_layer(
-        layer, {k_rows_.data(), v_rows_.data(), n_rows_capacity_, n_rows_capacity_},
-        codec_->probes());
-  }
-  PromptRows rows;
+const TieredAttention::PromptLayer& TieredAttention::prompt_layer() {
+  PromptRows& rows = prompt_layer_.rows;
   rows.k = k_rows_.data();
   rows.v = v_rows_.data();
   rows.capacity = n_rows_capacity_;
   rows.n_rows = n_rows_capacity_;
   rows.n_sink_rows = n_sink_rows_;
   rows.region_begin = region_begin_;
-  std::vector<PromptMass> mass;
+  prompt_layer_.mass.clear();
   for (const UnitPrompt& unit : unit_prompt_) {
-    mass.push_back({unit.full, unit.quantized, unit.region});
+    prompt_layer_.mass.push_back({unit.full, unit.quantized, unit.region});
   }
-  cache_.finish_prompt_layer(layer, rows, mass);
+  finish_queries();
+  if (codec_) prompt_layer_.queries.probes = codec_->probes();
+  return prompt_layer_;
+}
+
+Status TieredAttention::finish_layer(int layer) {
+  const PromptLayer& done = prompt_layer();
+  return cache_.finish_prompt_layer(layer, done.rows, done.mass, done.queries);
 }
 
 void TieredAttention::end_prompt() {
@@ -280,6 +314,10 @@ void TieredAttention::end_prompt() {
   prefix_phases_.release();
   item_mass_.release();
   thread_scratch_.release();
+  q_last_.release();
+  query_sum_ = {};
+  query_products_ = {};
+  head_mass_ = {};
   if (materialised_) materialised_->end_prompt();
   if (codec_) codec_->end_prompt();
 }

@@ -14,8 +14,11 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
       n_threads_(n_threads),
       scale_(1.0F / std::sqrt(static_cast<float>(geometry_.head_dim))),
       want_mass_(cache.needs().mass),
-      power_(static_cast<float>(cache.needs().mass_power)),
+      power_(static_cast<float>(cache.selector_needs().mass ? cache.selector_needs().mass_power
+                                                            : cache.needs().mass_power)),
       decay_(static_cast<float>(cache.needs().mass_decay)),
+      mass_rows_(cache.needs().prompt_rows),
+      select_needs_(cache.selector_needs()),
       progress_(std::make_unique<Progress[]>(static_cast<std::size_t>(cache.n_layers()))),
       unit_prompt_(static_cast<std::size_t>(cache.units_per_layer())) {
   const int pairs = geometry_.head_dim / 2;

@@ -41,8 +41,15 @@ class TieredAttention final : public Attention {
   void begin_layer(int layer);
   // The next block: tokens first .. first + n - 1 of the prompt.
   void set_block(int first, int n);
-  // Hands rows and mass to the cache: the layer's routing event.
-  void finish_layer(int layer);
+  // What the prompt left of the layer, until the next begin_layer().
+  struct PromptLayer {
+    PromptRows rows;
+    std::vector<PromptMass> mass;  // [units]
+    PromptQueries queries;
+  };
+  const PromptLayer& prompt_layer();
+  // Hands it to the cache: the layer's routing event.
+  Status finish_layer(int layer);
   // Frees the workspace.
   void end_prompt();
 
@@ -69,6 +76,11 @@ class TieredAttention final : public Attention {
   void attend_prompt(int layer, float* out, int ith) noexcept;
   void attend_step(int layer, float* out, int ith) noexcept;
   void fill_prefix_phases(int layer, int u);
+  void begin_queries(int layer);
+  void keep_queries(const QkvBlock& qkv, int ith, int nth) noexcept;
+  void finish_queries();
+  // Index in the block of the first query whose mass counts.
+  int first_mass_query() const;
   MaterialisedAttention::PromptBlock prompt_block() const;
   void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
   // The unit that holds a KV head.
@@ -107,8 +119,10 @@ class TieredAttention final : public Attention {
   const Geometry geometry_, unit_geometry_;
   int n_threads_;
   float scale_;
-  bool want_mass_;
+  bool want_mass_;  // of windows, in prompts and steps
   float power_, decay_;
+  int mass_rows_;  // a prompt's last rows that add mass; 0: all
+  const SelectorNeeds select_needs_;
   std::vector<float> back_cos_, back_sin_;  // [Omega][D/2]: angles of 0 .. Omega-1
 
   // Shared by both modes: claimed and finished items, one pair a layer.
@@ -144,6 +158,15 @@ class TieredAttention final : public Attention {
     std::vector<double> full, quantized, region;
   };
   std::vector<UnitPrompt> unit_prompt_;
+  PromptLayer prompt_layer_;
+  // For a policy that selects once: last queries [n_heads][n_last][D]; sums over the queries before
+  // RoPE, [n_heads][D] and [n_heads][D][D], then mean and covariance; column sums
+  // [n_heads][tokens].
+  int n_last_ = 0;
+  AlignedBuffer<float> q_last_;
+  std::vector<double> query_sum_, query_products_;
+  std::vector<std::vector<double>> head_mass_;
+  std::vector<std::span<const double>> head_mass_views_;
 
   // Decode mode.
   std::vector<float> step_cos_, step_sin_;  // [D/2] of the current position

@@ -62,6 +62,7 @@ Json kv_json(const CacheStats& s) {
           {"layers", s.n_layers},
           {"tokens", s.n_tokens},
           {"budget_raised", s.budget_raised},
+          {"over_budget", s.over_budget},
           {"uncompressed", s.uncompressed},
           {"events", s.events},
           {"promotions", s.promotions},

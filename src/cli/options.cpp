@@ -91,7 +91,7 @@ Status set_attention(CacheConfig& c, const std::string& t) {
 constexpr CacheOption kCacheOptions[] = {
     {"kv_budget", "--kv-budget", "BUDGET",
      "cache size: a share of the full cache (0.2, 20%), bytes (512MiB) or tokens (4096tok) [0.2]",
-     set_budget},
+     set_budget, true},
     {"n_sink", "--sinks", "N", "first tokens, kept in fp16 for ever [5]", set_sinks},
     {"n_local", "--local", "N|P%", "newest tokens, kept in fp16; P% of the budget in tokens [32]",
      set_local},
@@ -107,10 +107,10 @@ constexpr CacheOption kCacheOptions[] = {
     {"quantized_accessible", "--quantized-inaccessible", "",
      "ablation: Quantized windows are not attended to", set_accessible},
     {"strict_budget", "--strict-budget", "", "also reserve what waits for the next routing",
-     set_strict},
+     set_strict, true},
     {"attention", "--attention", "fused|materialised",
      "materialised: scores in memory over a dense copy of the cache, for comparison [fused]",
-     set_attention},
+     set_attention, true},
 };
 
 // What a flag sets its key to: the two that take something away name it so.
@@ -150,7 +150,10 @@ Status apply_policy_parameter(const PolicySpec& policy, const std::string& item,
   const std::size_t equals = item.find('=');
   const std::string key = item.substr(0, equals);
   const auto row = std::ranges::find(kCacheOptions, key, &CacheOption::key);
-  if (std::ranges::find(known, key) == known.end()) {
+  // A policy that reads parameters of its own may mean something else by an option's name.
+  const bool own = policy.check_parameters != nullptr;
+  const bool option = row != std::end(kCacheOptions) && (!own || row->every_policy);
+  if (std::ranges::find(known, key) == known.end() && !(own && option)) {
     return bad_input(
         known.empty()
             ? fmt::format("policy {} takes no parameters (--policy): drop '{}'", policy.name, item)
@@ -162,7 +165,7 @@ Status apply_policy_parameter(const PolicySpec& policy, const std::string& item,
         fmt::format("parameter '{}' has no value (--policy): write {}=VALUE", key, key));
   }
   const std::string value = item.substr(equals + 1);
-  if (row != std::end(kCacheOptions)) return row->set(config, value);
+  if (option) return row->set(config, value);
   config.policy_parameters.push_back({key, value});
   return {};
 }

@@ -25,6 +25,8 @@ struct CacheOption {
   std::string_view value;  // what --help shows; empty: a flag
   std::string_view help;
   Status (*set)(CacheConfig& config, const std::string& text);
+  // A parameter of this name means the option also where a policy reads parameters itself.
+  bool every_policy = false;
 };
 std::span<const CacheOption> cache_options();
 

@@ -49,6 +49,7 @@ CacheStats collect_stats(const KvCache& cache, std::size_t workspace_peak_bytes)
     }
   }
   s.budget_raised = cache.budget().raised;
+  s.over_budget = cache.budget().over_budget;
   s.uncompressed = cache.budget().uncompressed;
   const CacheCounters counters = cache.counters();
   s.events = counters.events;

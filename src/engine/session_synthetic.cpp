@@ -58,6 +58,62 @@ class CheapRandom {
   std::array<fp16_t, 1 << kIndexBits> normal_{};
 };
 
+// What a policy that selects once reads besides rows: queries and norms as random as the rows.
+class SyntheticQueries {
+ public:
+  SyntheticQueries(const KvCache& cache, int n_tokens)
+      : needs_(cache.selector_needs()),
+        n_heads_(static_cast<std::size_t>(cache.geometry().n_heads)),
+        dim_(static_cast<std::size_t>(cache.geometry().head_dim)),
+        n_tokens_(static_cast<std::size_t>(n_tokens)) {
+    if (needs_.query_moments) {
+      mean_.assign(n_heads_ * dim_, 0.0);
+      covariance_.assign(n_heads_ * dim_ * dim_, 0.0);
+      for (std::size_t i = 0; i < n_heads_ * dim_; ++i) covariance_[i * dim_ + i % dim_] = 1.0;
+    }
+  }
+
+  PromptQueries next_layer(CheapRandom& random) {
+    PromptQueries queries;
+    queries.n_last = std::min(needs_.last_queries, static_cast<int>(n_tokens_));
+    std::vector<fp16_t> normal(n_heads_ * dim_ * static_cast<std::size_t>(queries.n_last));
+    random.fill_normal(normal.data(), normal.size());
+    q_last_.clear();
+    for (const fp16_t x : normal) q_last_.push_back(fp16_to_fp32(x));
+    queries.q_last = q_last_.data();
+    queries.moments = {mean_.data(), covariance_.data(), static_cast<std::int64_t>(n_tokens_)};
+    mass_.clear();
+    norms_.clear();
+    mass_views_.clear();
+    norm_views_.clear();
+    for (std::size_t h = 0; h < n_heads_; ++h) {
+      if (needs_.mass) mass_views_.emplace_back(fill(mass_.emplace_back(), random));
+      if (needs_.value_norms) norm_views_.emplace_back(fill(norms_.emplace_back(), random));
+    }
+    queries.mass = mass_views_;
+    queries.value_norms = norm_views_;
+    return queries;
+  }
+
+ private:
+  template <typename T>
+  std::span<const T> fill(std::vector<T>& values, CheapRandom& random) const {
+    for (std::size_t i = 0; i < n_tokens_; ++i) {
+      values.push_back(static_cast<T>(-std::log(random.uniform())));
+    }
+    return values;
+  }
+
+  const SelectorNeeds needs_;
+  std::size_t n_heads_, dim_, n_tokens_;
+  std::vector<double> mean_, covariance_;
+  std::vector<float> q_last_;
+  std::vector<std::vector<double>> mass_;
+  std::vector<std::vector<float>> norms_;
+  std::vector<std::span<const double>> mass_views_;
+  std::vector<std::span<const float>> norm_views_;
+};
+
 }  // namespace
 
 Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t seed) {
@@ -89,6 +145,7 @@ Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t s
       if (cache_->needs().mass) unit.resize(static_cast<std::size_t>(n_windows));
       views.push_back({{}, {}, unit});
     }
+    SyntheticQueries queries(*cache_, n_tokens);
     for (int layer = 0; layer < cache_->n_layers(); ++layer) {
       random.fill_normal(k.data(), elements);
       random.fill_normal(v.data(), elements);
@@ -96,7 +153,10 @@ Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t s
         // Exponential with the mean of a real prompt: each of its rows adds a mass of one.
         for (double& m : unit) m = -std::log(random.uniform()) * g.window + 1e-6;
       }
-      cache_->finish_prompt_layer(layer, rows, views);
+      if (Status s = cache_->finish_prompt_layer(layer, rows, views, queries.next_layer(random));
+          !s) {
+        return s;
+      }
     }
     guard.commit();
   } catch (const std::bad_alloc&) {

@@ -125,6 +125,14 @@ Result<BudgetPlan> solve_budget(const Geometry& g, int n_layers, const CacheConf
   return plan;
 }
 
+void plan_selection(BudgetPlan& plan, std::int64_t max_new_tokens, std::int64_t smallest_budget) {
+  const std::int64_t n_positions = plan.context_tokens - max_new_tokens;
+  const std::int64_t affordable = plan.total_tokens - max_new_tokens;
+  plan.kept_tokens = std::max(smallest_budget, affordable);
+  plan.over_budget = std::min(plan.kept_tokens, n_positions) > affordable;
+  plan.quota = {};
+}
+
 std::int64_t evictable_windows(std::int64_t n, int n_sink, int n_local, int window,
                                LocalRule rule) {
   const std::int64_t history = n - n_sink - n_local;

@@ -18,8 +18,12 @@ struct BudgetPlan {
   TierQuota quota;                   // K_f, K_q of one layer
   bool uncompressed = false;         // total_tokens >= context_tokens: nothing is compressed
   bool raised = false;               // a fraction below the smallest budget was raised to it
-  std::int64_t layer_bytes = 0;      // total_tokens * 4HD
-  std::int64_t budget_bytes = 0;     // layer_bytes * n_layers
+  // Policies that select once: tokens that a KV head keeps of the prompt, on average, and whether
+  // that is the policy's floor, so that the budget will be exceeded (plan_selection()).
+  std::int64_t kept_tokens = 0;
+  bool over_budget = false;
+  std::int64_t layer_bytes = 0;   // total_tokens * 4HD
+  std::int64_t budget_bytes = 0;  // layer_bytes * n_layers
 };
 
 // The formula alone, as the vectors state it: no raising, no refusal. K_f = K_q = 0 below S + L.
@@ -31,6 +35,10 @@ TierQuota budget_quota(const Geometry& g, std::int64_t total_tokens, int n_sink,
 // tokens in the cache once the prompt is in (for the strict option's remainder).
 Result<BudgetPlan> solve_budget(const Geometry& g, int n_layers, const CacheConfig& config,
                                 std::int64_t n_positions, std::int64_t max_new_tokens);
+
+// Fills the selection's part of a solved plan: what is generated stays, so the prompt's tokens get
+// total_tokens - max_new_tokens of the budget, but never fewer than smallest_budget.
+void plan_selection(BudgetPlan& plan, std::int64_t max_new_tokens, std::int64_t smallest_budget);
 
 // Windows completely outside the local zone at length n (vectors: geometry), and where local
 // begins.

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/codec.h"
+#include "kv/backup.h"
 #include "kv/route_scratch.h"
 
 namespace qevict {
@@ -49,15 +50,6 @@ Status check_quantizer(const Geometry& g) {
 
 }  // namespace
 
-struct KvCache::Backup {
-  int n_new = 0;
-  bool empty_before = false;
-  BudgetPlan budget;
-  int step = 0;
-  std::vector<std::optional<LayerCache>> units;  // filled as finish_prompt_layer() overwrites
-  std::vector<LayerEvent> events;                // told when the prompt is committed
-};
-
 Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,
                                                  const RopeSpec& rope, const CacheConfig& config,
                                                  const PolicySpec& policy) {
@@ -71,7 +63,14 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
   if (!never && config.quant_share > 0.0) {
     if (Status ok = check_quantizer(geometry); !ok) return std::unexpected(ok.error());
   }
-  const bool per_head = policy.per_head || policy.schedule == Schedule::Once;
+  const bool once = policy.schedule == Schedule::Once;
+  if (once && (config.window != 1 || config.n_sink != 0 || config.n_local != 0 ||
+               config.local_share != 0.0 || config.quant_share != 0.0)) {
+    return bad_input(policy.name +
+                     " (policy): chooses single tokens of the whole prompt; use window 1 without "
+                     "sinks, local tokens and Quantized tier (configure_policy)");
+  }
+  const bool per_head = policy.per_head || once;
   if (per_head && !config.fused_attention) {
     return bad_input(policy.name +
                      " (policy): routes by KV head, which works with fused attention only; use "
@@ -90,9 +89,14 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
   cache->rope_ = rope;
   cache->config_ = config;
   cache->policy_ = &policy;
-  cache->scorer_ = policy.make_scorer(config);
-  cache->allocator_ = policy.make_allocator(config);
-  cache->needs_ = cache->scorer_->needs();
+  if (once) {
+    cache->selector_ = policy.make_selector(config);
+    cache->selector_needs_ = cache->selector_->needs();
+  } else {
+    cache->scorer_ = policy.make_scorer(config);
+    cache->allocator_ = policy.make_allocator(config);
+    cache->needs_ = cache->scorer_->needs();
+  }
   // apply() reads these by pointer: sized once. The codec's part may be unused.
   cache->scratch_ = std::make_shared<RouteScratch>();
   const Geometry& unit = cache->unit_geometry_;
@@ -118,6 +122,7 @@ bool KvCache::keeps_all() const {
 }
 
 int KvCache::max_local(const LayerCache& layer, TokenPos n_tokens) const {
+  if (selects()) return static_cast<int>(budget_.context_tokens - n_tokens);
   const std::int64_t steady =
       budget_.n_local + local_remainder(n_tokens, config_.n_sink, budget_.n_local, geometry_.window,
                                         config_.local_rule);
@@ -135,6 +140,7 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   if (never) limits.budget = {KvBudget::Unit::Ratio, 1.0};
   auto plan = solve_budget(geometry_, n_layers(), limits, n_positions, max_new_tokens);
   if (!plan) return std::unexpected(plan.error());
+  if (selects()) plan_selection(*plan, max_new_tokens, selector_->smallest_budget());
 
   // Everything that may run out of memory comes before the first change.
   auto backup = std::make_shared<Backup>();
@@ -157,6 +163,7 @@ Status KvCache::begin_prompt(int n_new, int max_new_tokens) {
   backup_ = std::move(backup);
   budget_ = *plan;
   step_ = 0;
+  if (selects()) backup_->keeps_all = fits_unselected(n_new);
   return {};
 }
 
@@ -169,20 +176,30 @@ PromptRows KvCache::rows_of_unit(const PromptRows& rows, int u) const {
   return unit;
 }
 
-void KvCache::finish_prompt_layer(int layer, const PromptRows& rows,
-                                  std::span<const PromptMass> mass) {
+Status KvCache::finish_prompt_layer(int layer, const PromptRows& rows,
+                                    std::span<const PromptMass> mass,
+                                    const PromptQueries& queries) {
   QE_CHECK(backup_ && layer >= 0 && layer < n_layers());
   if (!codecs_.empty()) {
-    return finish_codec_layer(layer, {rows.k, rows.v, rows.capacity, rows.n_rows}, {});
+    finish_codec_layer(layer, {rows.k, rows.v, rows.capacity, rows.n_rows}, queries.probes);
+    return {};
   }
   QE_CHECK(mass.size() == static_cast<std::size_t>(units_per_layer_));
   for (int u = 0; u < units_per_layer_; ++u) {
-    finish_prompt_unit(layer, u, rows_of_unit(rows, u), mass[u]);
+    begin_prompt_unit(layer, u, rows_of_unit(rows, u), mass[u]);
+  }
+  if (selects()) {
+    if (Status s = select_prompt_layer(layer, rows, queries); !s) return s;
+  } else {
+    for (int u = 0; u < units_per_layer_; ++u) {
+      route_prompt_unit(layer, u, rows_of_unit(rows, u));
+    }
   }
   peak_bytes_ = std::max(peak_bytes_, bytes().total());
+  return {};
 }
 
-void KvCache::finish_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass) {
+void KvCache::begin_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass) {
   LayerCache& cache = unit(layer, u);
   const TokenPos n_tokens = n_tokens_ + backup_->n_new;
   const int n_region = std::max(0, n_tokens - cache.local_begin_);
@@ -195,16 +212,25 @@ void KvCache::finish_prompt_unit(int layer, int u, const PromptRows& rows, const
     backup_->units[unit_index(layer, u)].emplace(std::move(cache));
     cache = std::move(copy);
   }
-
   const int omega = geometry_.window;
   cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega);
+}
+
+void KvCache::route_prompt_unit(int layer, int u, const PromptRows& rows) {
+  const TokenPos n_tokens = n_tokens_ + backup_->n_new;
   LayerEvent event;
   route_unit(layer, u, n_tokens, &rows, trace_ ? &event : nullptr);
-  cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens), budget_.context_tokens);
+  refill_prompt_unit(layer, u, rows);
   if (trace_) {
     finish_event(layer, u, n_tokens, event);
     backup_->events.push_back(std::move(event));
   }
+}
+
+void KvCache::refill_prompt_unit(int layer, int u, const PromptRows& rows) {
+  LayerCache& cache = unit(layer, u);
+  const TokenPos n_tokens = n_tokens_ + backup_->n_new;
+  cache.refill_recent(rows, n_tokens, max_local(cache, n_tokens), budget_.context_tokens);
 }
 
 void KvCache::finish_codec_layer(int layer, const CodecRows& rows, const ProbeRows& probes) {
@@ -219,6 +245,7 @@ void KvCache::finish_codec_layer(int layer, const CodecRows& rows, const ProbeRo
 
 void KvCache::commit_prompt() {
   QE_CHECK(backup_);
+  if (selects() && selector_->over_layers()) select_over_layers();
   codecs_.commit_prompt();
   n_tokens_ += backup_->n_new;
   ++event_;
@@ -263,7 +290,7 @@ void KvCache::end_step() {
   ++step_;
   peak_bytes_ = std::max(peak_bytes_, bytes().total());
   codecs_.end_step();
-  if (step_ % geometry_.window != 0 || !codecs_.empty()) return;
+  if (selects() || step_ % geometry_.window != 0 || !codecs_.empty()) return;
   for (int i = 0; i < n_layers() * units_per_layer_; ++i) {
     const int layer = i / units_per_layer_;
     const int u = i % units_per_layer_;
@@ -352,6 +379,7 @@ std::size_t KvCache::reserved_bytes() const {
 std::size_t KvCache::backup_bytes() const {
   std::size_t sum = codecs_.backup_bytes();
   if (!backup_) return sum;
+  sum += backup_->select_bytes;
   for (const auto& unit : backup_->units) {
     if (unit) {
       sum += unit->bytes().total() + unit->metadata().total() + unit->recent_.reserved_bytes();

@@ -86,6 +86,23 @@ struct PromptMass {
   std::span<const double> region;     // [windows of the region, the partial last one included]
 };
 
+// What a policy that selects tokens once or quantises them reads of one layer's prompt besides its
+// rows; only what its SelectorNeeds (PromptView) or its codec ask for has to be there.
+struct PromptQueries {
+  const float* q_last = nullptr;  // [n_heads][n_last][D]
+  int n_last = 0;
+  QueryMoments moments;
+  // [n_heads]: column sums, by Full slot of the head's unit and then by region row.
+  std::span<const std::span<const double>> mass;
+  // [n_heads][n_rows]: norms of the region's values where they are known already.
+  std::span<const std::span<const float>> value_norms;
+  ProbeRows probes;  // of a row codec
+};
+
+// || v_j W_o[q_head] ||_1 of n values v [n][D] of q_head's KV head.
+using ValueNorms =
+    std::function<Status(int layer, int q_head, const float* v, int n, float* norms)>;
+
 struct RouteScratch;  // buffers of one routing event (kv/route_scratch.h)
 
 // One unit. `geometry` is the unit's: of all heads, or of one KV head and its query heads.
@@ -169,6 +186,11 @@ class KvCache {
   const RopeSpec& rope() const { return rope_; }
   const CacheConfig& config() const { return config_; }
   const Needs& needs() const { return needs_; }
+  // Of a policy that selects once; otherwise nothing.
+  const SelectorNeeds& selector_needs() const { return selector_needs_; }
+  // Where a selector that needs value norms gets them; before the first prompt.
+  void set_value_norms(ValueNorms norms) { value_norms_ = std::move(norms); }
+  const ValueNorms& value_norms() const { return value_norms_; }
   const BudgetPlan& budget() const { return budget_; }
   int n_layers() const { return n_layers_; }
   // Whether a unit is a KV head of a layer; else it is the layer.
@@ -191,15 +213,19 @@ class KvCache {
   // Starts a prompt of n_new tokens after which max_new_tokens may be generated; solves the budget.
   // Refuses an empty prompt, a context that positions cannot count and a budget that is too small;
   // then nothing has changed. The steps since the prompt count from 0 again.
+  //
+  // A policy that selects once keeps tokens of a layer as soon as the layer's prompt is finished
+  // or, if it splits the budget over all layers by their scores, in commit_prompt(): until then
+  // all of them are held, and peak_bytes() shows it.
   Status begin_prompt(int n_new, int max_new_tokens);
   // The layer's prompt is attended: adds the mass of each of its units, fills the local zone, runs
-  // the layer's event. mass [units_per_layer()].
-  void finish_prompt_layer(int layer, const PromptRows& rows, std::span<const PromptMass> mass);
-  void finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
-    finish_prompt_layer(layer, rows, std::span(&mass, 1));
+  // the layer's event. mass [units_per_layer()]. Errors: what the value norms return; then the
+  // prompt can only be rolled back.
+  Status finish_prompt_layer(int layer, const PromptRows& rows, std::span<const PromptMass> mass,
+                             const PromptQueries& queries = {});
+  Status finish_prompt_layer(int layer, const PromptRows& rows, const PromptMass& mass) {
+    return finish_prompt_layer(layer, rows, std::span(&mass, 1));
   }
-  // The same for a codec's layer.
-  void finish_codec_layer(int layer, const CodecRows& rows, const ProbeRows& probes);
   void commit_prompt();
   void rollback_prompt();
 
@@ -218,7 +244,8 @@ class KvCache {
   TierBytes bytes() const;
   MetadataBytes metadata() const;
   std::size_t reserved_bytes() const;  // allocated local rows not in use
-  std::size_t backup_bytes() const;    // copies kept while an appended prompt may be rolled back
+  // Copies kept while an appended prompt may be rolled back, and the view that a selector reads.
+  std::size_t backup_bytes() const;
   std::size_t peak_bytes() const { return peak_bytes_; }
   // Sums over units, except `events`: the routing events of the sequence.
   CacheCounters counters() const;
@@ -234,7 +261,20 @@ class KvCache {
     return static_cast<std::size_t>(layer);
   }
   PromptRows rows_of_unit(const PromptRows& rows, int u) const;
-  void finish_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass);
+  // Keeps what a rollback puts back, adds the mass; then the unit is routed and refilled.
+  void begin_prompt_unit(int layer, int u, const PromptRows& rows, const PromptMass& mass);
+  void route_prompt_unit(int layer, int u, const PromptRows& rows);
+  void refill_prompt_unit(int layer, int u, const PromptRows& rows);
+  void finish_codec_layer(int layer, const CodecRows& rows, const ProbeRows& probes);
+  // Selection (prompt_select.cpp).
+  bool selects() const { return selector_ != nullptr; }
+  // Whether what all units hold and n_new tokens fit into the budget (or nothing is compressed).
+  bool fits_unselected(int n_new) const;
+  Status select_prompt_layer(int layer, const PromptRows& rows, const PromptQueries& queries);
+  void select_over_layers();
+  // Moves the candidates in scratch_ that are named to Full and evicts the others. kept: null: all.
+  void keep_tokens(int layer, int u, const std::vector<int>* kept, const PromptRows* rows,
+                   LayerEvent* event);
   // Routes one unit at length n_tokens; `rows`: the prompt's, null in a decode step.
   void route_unit(int layer, int u, TokenPos n_tokens, const PromptRows* rows, LayerEvent* event);
   void finish_event(int layer, int u, TokenPos n_tokens, LayerEvent& event);
@@ -251,7 +291,10 @@ class KvCache {
   const PolicySpec* policy_ = nullptr;
   std::unique_ptr<Scorer> scorer_;
   std::unique_ptr<Allocator> allocator_;
+  std::unique_ptr<Selector> selector_;
   Needs needs_;
+  SelectorNeeds selector_needs_;
+  ValueNorms value_norms_;
   BudgetPlan budget_;
   WindowPhases phases_;
   CodecLayers codecs_;             // empty for most policies

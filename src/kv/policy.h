@@ -26,7 +26,8 @@ namespace qevict {
 struct Needs {
   bool mass = false;        // cumulative attention mass per window, mean over the query heads
   double mass_power = 1.0;  // attention^power is summed
-  double mass_decay = 1.0;  // mass is multiplied by this at every decode step
+  double mass_decay = 1.0;  // mass is multiplied by this at every decode step; 0: the last one only
+  int prompt_rows = 0;      // only the last so many rows of a prompt add mass; 0: all of them
   bool key_norm = false;    // mean L2 norm of the window's keys over tokens and KV heads
 };
 
@@ -68,6 +69,7 @@ struct SelectorNeeds {
   int moments_from = 0;        // first position whose query counts
   bool value_norms = false;
   bool mass = false;
+  double mass_power = 1.0;  // attention^power is summed
 };
 
 // Chooses tokens once after the prompt (SnapKV and its kin). Heads may keep different numbers of
@@ -78,8 +80,10 @@ class Selector {
   virtual SelectorNeeds needs() const = 0;
   // Fewest tokens a head can keep (observation window and sinks): a smaller budget is raised to it.
   virtual int smallest_budget() const = 0;
-  // n_kept: tokens that a KV head keeps on average over all layers, at least smallest_budget(),
-  // below the number of tokens. `kept` comes with one empty list a head.
+  // n_kept: tokens that a KV head keeps on average over all layers; at least smallest_budget(), and
+  // below what the heads of all layers hold on average. On a first prompt all hold equally many; on
+  // an appended one a head may hold n_kept tokens or fewer, and can only keep those. `kept` comes
+  // with one empty list a head.
   virtual void select(const PromptView& view, int n_kept, KeptTokens& kept) const = 0;
 
   // Policies that split the budget over layers by their scores are called with score() for each
@@ -103,9 +107,13 @@ struct PolicySpec {
   std::string parameters;  // for `qevict policies`: "quant_share=0.7 window=8 ..."
   Schedule schedule = Schedule::EveryWindow;
   bool per_head = false;  // windows are routed by KV head, not by layer (always so with Once)
-  // Checks CacheConfig::policy_parameters; empty: the policy has none of its own. What make_...()
-  // is given has passed it.
+  // Checks CacheConfig::policy_parameters; empty: the policy has none of its own. What configure()
+  // and make_...() are given has passed it.
   std::function<Status(const CacheConfig&)> check_parameters = {};
+  // Sets what the policy fixes (window 1, no Quantized tier, ...), its own parameters included.
+  // May be called again on its own result.
+  std::function<void(CacheConfig&)> configure = {};
+  // Never and EveryWindow only.
   std::function<std::unique_ptr<Scorer>(const CacheConfig&)> make_scorer = {};
   std::function<std::unique_ptr<Allocator>(const CacheConfig&)> make_allocator = {};
   std::function<std::unique_ptr<Selector>(const CacheConfig&)> make_selector = {};  // Once only
@@ -113,5 +121,10 @@ struct PolicySpec {
   // V. With Never.
   std::function<std::unique_ptr<RowCodec>(const CodecContext&, const CacheConfig&)> make_codec = {};
 };
+
+// Makes a configuration, its parameters checked, the policy's: what whoever creates a cache calls
+// before making the geometry (whose window comes from here). With Schedule::Once tokens are stored
+// one by one; otherwise configure() decides.
+void configure_policy(const PolicySpec& policy, CacheConfig& config);
 
 }  // namespace qevict

@@ -9,16 +9,14 @@ namespace {
 // The attention sums, raises and decays the mass as the needs say: the score is the sum itself.
 class MassScorer final : public Scorer {
  public:
-  MassScorer(double power, double decay) : power_(power), decay_(decay) {}
-  Needs needs() const override {
-    return {.mass = true, .mass_power = power_, .mass_decay = decay_};
-  }
+  explicit MassScorer(const Needs& needs) : needs_(needs) {}
+  Needs needs() const override { return needs_; }
   void score(const LayerView& view, std::span<float> scores) const override {
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = view.windows[i].mass;
   }
 
  private:
-  double power_, decay_;
+  Needs needs_;
 };
 
 // Low key norms attract attention: they are kept.
@@ -30,21 +28,31 @@ class KeyNormScorer final : public Scorer {
   }
 };
 
+}  // namespace
+
+std::unique_ptr<Scorer> make_mass_scorer(double power, double decay, int prompt_rows) {
+  return std::make_unique<MassScorer>(
+      Needs{.mass = true, .mass_power = power, .mass_decay = decay, .prompt_rows = prompt_rows});
+}
+
 std::unique_ptr<Scorer> make_ranker(const CacheConfig& config) {
   switch (config.ranker.kind) {
     case Ranker::Kind::Mass:
-      return std::make_unique<MassScorer>(1.0, 1.0);
+      return make_mass_scorer(1.0, 1.0);
     case Ranker::Kind::Decay:
-      return std::make_unique<MassScorer>(1.0, config.ranker.parameter);
+      return make_mass_scorer(1.0, config.ranker.parameter);
     case Ranker::Kind::PNorm:
-      return std::make_unique<MassScorer>(config.ranker.parameter, 1.0);
+      return make_mass_scorer(config.ranker.parameter, 1.0);
     case Ranker::Kind::KeyL2:
       return std::make_unique<KeyNormScorer>();
   }
   return nullptr;
 }
 
-}  // namespace
+void use_single_tokens(CacheConfig& config) {
+  config.window = 1;
+  config.quant_share = 0.0;
+}
 
 PolicySpec qevict_policy() {
   return {.name = "qevict",

@@ -6,6 +6,9 @@
 #define QE_POLICIES(X)         \
   X(full_policy)               \
   X(qevict_policy)             \
+  X(streaming_llm_policy)      \
+  X(h2o_policy)                \
+  X(tova_policy)               \
   X(snapkv_policy)             \
   X(pyramidkv_policy)          \
   X(adakv_policy)              \
@@ -17,7 +20,10 @@
   X(knorm_policy)              \
   X(kivi_policy)               \
   X(kvquant_policy)            \
-  X(zipcache_policy)
+  X(zipcache_policy)           \
+  X(r1_policy)                 \
+  X(r2_policy)                 \
+  X(r4_policy)
 
 namespace qevict {
 
