@@ -8,7 +8,9 @@
 
 #include "engine/batch.h"
 #include "engine/cpu_count.h"
+#include "engine/prompt_snapshot.h"
 #include "engine/session.h"
+#include "model/output_norms.h"
 #include "policies/registry.h"
 
 namespace qevict {
@@ -32,19 +34,43 @@ class EngineImpl final : public Engine {
     return static_cast<std::int64_t>(forward_->weight_bytes());
   }
 
-  Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) override {
-    const Result<const PolicySpec*> policy = require_policy(config);
+  Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(
+      std::span<const TokenId> tokens, const CaptureOptions& options) override {
+    return qevict::capture_prompt(context_, tokens, options);
+  }
+
+  Result<std::unique_ptr<Session>> create_session(const CacheConfig& wanted) override {
+    const Result<const PolicySpec*> policy = require_policy(wanted);
     if (!policy) return std::unexpected(policy.error());
+    CacheConfig config = wanted;
+    configure_policy(**policy, config);
     const HParams& hp = model_->hparams();
     auto cache = KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, **policy);
     if (!cache) return std::unexpected(cache.error());
+    if ((*cache)->selector_needs().value_norms) {
+      if (Status s = load_norms(); !s) return std::unexpected(s.error());
+      (*cache)->set_value_norms([norms = norms_](int layer, int head, const float* v, int n,
+                                                 float* out) {
+        return norms->compute(layer, head, v, n, out);
+      });
+    }
     return std::make_unique<SessionImpl>(context_, std::move(*cache));
   }
 
  private:
+  // The output projections, for the first policy that weighs values by them.
+  Status load_norms() {
+    if (norms_) return {};
+    auto norms = OutputNorms::create(*model_);
+    if (!norms) return std::unexpected(norms.error());
+    norms_ = std::move(*norms);
+    return {};
+  }
+
   std::unique_ptr<Model> model_;
   std::unique_ptr<Forward> forward_;
   SessionContext context_;
+  std::shared_ptr<OutputNorms> norms_;
   double load_ms_;
 };
 

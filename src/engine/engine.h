@@ -75,6 +75,25 @@ struct GenerateResult {
   std::optional<Error> failure;
 };
 
+// A prompt that was computed once (engine/prompt_snapshot.h); sessions of its engine are filled
+// from it instead of reading it.
+class PromptSnapshot;
+
+// What a snapshot has to hold for the sessions that will be filled from it.
+struct CaptureOptions {
+  int last_queries = 0;  // the most that a policy looks at
+  bool query_moments = false;
+  int moments_from = 0;  // first position whose query counts
+  bool mass = false;
+  double mass_power = 1.0;                 // attention^power is summed
+  std::function<void(int, int)> progress;  // layer-blocks done, total
+  const std::atomic<bool>* cancel = nullptr;
+
+  // What caches of these configurations read. Errors: BadInput for an unknown policy or parameter,
+  // or when two of them cannot share one snapshot (different powers of the mass).
+  static Result<CaptureOptions> covering(std::span<const CacheConfig> configs);
+};
+
 class Session {
  public:
   virtual ~Session() = default;
@@ -96,6 +115,12 @@ class Session {
   virtual Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
                                                  const GenerateOptions& options) = 0;
   virtual Result<std::span<const float>> decode(TokenId token) = 0;
+  // As the ones above for an empty session and a captured prompt: budget, selection, quantising and
+  // bytes are those of reading it; masses and logits differ in the last places. Errors also when
+  // the session holds tokens, or the snapshot lacks what its policy reads or is another engine's.
+  virtual Result<std::span<const float>> prefill(const PromptSnapshot& prompt, int max_new) = 0;
+  virtual Result<GenerateResult> generate(const PromptSnapshot& prompt,
+                                          const GenerateOptions& options) = 0;
   // For benchmarks: fills an empty session as a prompt of n tokens would, but with pseudo-random
   // keys, values and attention mass instead of the model's. Budget, routing, quantising and bytes
   // are the real ones; there are no logits.
@@ -135,6 +160,9 @@ class Engine {
   const Tokenizer& tokenizer() const { return model().tokenizer(); }
   virtual Result<std::unique_ptr<Session>> create_session(const CacheConfig& config) = 0;
   virtual std::unique_ptr<Batch> create_batch() = 0;
+  // Computes a prompt once, uncompressed, for any number of sessions.
+  virtual Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(
+      std::span<const TokenId> tokens, const CaptureOptions& options) = 0;
   // Bytes of weights that a decode step reads; 0 before the first step.
   virtual std::int64_t step_weight_bytes() const = 0;
   virtual int ctx_size() const = 0;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 
+#include "engine/prompt_snapshot.h"
 #include "engine/run_report.h"
 #include "engine/text_stream.h"
 
@@ -58,61 +59,6 @@ CacheStats SessionImpl::kv_stats() const {
   return collect_stats(*cache_, std::max(workspace_peak_, attention_.workspace_peak_bytes()));
 }
 
-Status SessionImpl::check_finite(std::span<const float> logits) {
-  bool finite = true;  // no early return, so that the loop is vectorised
-  for (const float x : logits) finite &= std::fabs(x) <= std::numeric_limits<float>::max();
-  if (finite) return {};
-  return runtime_error(
-      "the model computed a value that is not a number (logits): the file's weights are damaged; "
-      "fetch it again");
-}
-
-Status SessionImpl::check_layers() {
-  const int layer = attention_.take_nonfinite_layer();
-  if (layer < 0) return {};
-  return runtime_error(fmt::format(
-      "the model computed keys or values that fp16 cannot hold (layer {}): the file's weights are "
-      "damaged or need another precision; fetch it again",
-      layer));
-}
-
-Status SessionImpl::run_prompt_layers(std::span<const TokenId> tokens,
-                                      const GenerateOptions& options) {
-  const HParams& hp = context_.model->hparams();
-  const int n = static_cast<int>(tokens.size());
-  const int block = context_.batch_size;
-  const int blocks = (n + block - 1) / block;
-  AlignedBuffer<float> hidden;
-  hidden.resize_exactly(static_cast<std::size_t>(n) * hp.n_embd);
-  if (Status s = context_.forward->embed(tokens, hidden.data()); !s) return s;
-  attention_.begin_prompt(n, block);
-  for (int layer = 0; layer < hp.n_layers; ++layer) {
-    attention_.begin_layer(layer);
-    for (int b = 0; b < blocks; ++b) {
-      if (cancelled(options))
-        return interrupted("interrupted while reading the prompt (Ctrl-C): run it again");
-      const int first = b * block;
-      const int count = std::min(block, n - first);
-      attention_.set_block(first, count);
-      // Of the last layer only the last token's output is ever used.
-      const int last_rows = layer + 1 == hp.n_layers ? 1 : 0;
-      float* rows = hidden.data() + static_cast<std::size_t>(first) * hp.n_embd;
-      if (Status s = context_.forward->layer(layer, rows, count, attention_, last_rows); !s)
-        return s;
-      if (Status s = check_layers(); !s) return s;
-      if (options.prefill_progress)
-        options.prefill_progress(layer * blocks + b + 1, hp.n_layers * blocks);
-    }
-    attention_.finish_layer(layer);
-  }
-  workspace_peak_ =
-      std::max(workspace_peak_, attention_.workspace_peak_bytes() + hidden.bytes() +
-                                    context_.forward->workspace_bytes() + cache_->backup_bytes());
-  std::copy_n(hidden.data() + static_cast<std::size_t>(n - 1) * hp.n_embd, hp.n_embd,
-              last_hidden_.data());
-  return {};
-}
-
 Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> prompt, int max_new,
                                                     const GenerateOptions& options) {
   if (prompt.empty()) return bad_input("the prompt is empty (prompt): give at least one token");
@@ -123,7 +69,15 @@ Result<std::span<const float>> SessionImpl::prefill(std::span<const TokenId> pro
       return std::unexpected(s.error());
     }
     PromptGuard guard(*cache_, attention_);
-    if (Status s = run_prompt_layers(prompt, options); !s) return std::unexpected(s.error());
+    std::size_t workspace = 0;
+    const auto finish = [&](int layer) { return attention_.finish_layer(layer); };
+    if (Status s = run_prompt_layers(context_, attention_, prompt, options, finish,
+                                     last_hidden_.data(), workspace);
+        !s) {
+      return std::unexpected(s.error());
+    }
+    workspace_peak_ = std::max(
+        workspace_peak_, workspace + attention_.workspace_peak_bytes() + cache_->backup_bytes());
     if (Status s = context_.forward->head(last_hidden_.data(), logits_.data()); !s) {
       return std::unexpected(s.error());
     }
@@ -167,7 +121,7 @@ void SessionImpl::begin_step() {
 }
 
 Status SessionImpl::end_step(std::span<const float> logits) {
-  if (Status s = check_layers(); !s) return s;
+  if (Status s = check_stored(attention_); !s) return s;
   if (Status s = check_finite(logits); !s) return s;
   try {
     cache_->end_step();
@@ -227,23 +181,47 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   }
   GenerateResult result;
   result.rss_before_bytes = resident_set_bytes();
-  int n_predict = options.n_predict;
-  const std::int64_t room =
-      context_.ctx_size - cache_->n_tokens() - static_cast<std::int64_t>(tokens.size());
-  if (n_predict > room) {
-    n_predict = static_cast<int>(room);
-    result.warnings.push_back(fmt::format(
-        "only {} tokens fit into the context of {} after the prompt: n-predict lowered from {}",
-        room, context_.ctx_size, options.n_predict));
-  }
+  const int n_predict = tokens_to_predict(tokens.size(), options, result);
   attention_.take_seconds();
   const Clock::time_point start = Clock::now();
   const Result<std::span<const float>> logits = prefill(tokens, n_predict, options);
   if (!logits) return std::unexpected(logits.error());
   const double prefill_ms = ms_since(start);
-  pending_ = -1;
   result.prompt_tokens = static_cast<int>(prompt.size());
   result.timing.prefill_tok_s = 1000.0 * static_cast<double>(tokens.size()) / prefill_ms;
+  finish_generate(options, n_predict, prefill_ms, result);
+  return result;
+}
+
+Result<GenerateResult> SessionImpl::generate(const PromptSnapshot& prompt,
+                                             const GenerateOptions& options) {
+  const auto n_prompt = static_cast<std::size_t>(prompt.n_tokens());
+  if (Status s = check_request(n_prompt, options); !s) return std::unexpected(s.error());
+  GenerateResult result;
+  result.rss_before_bytes = resident_set_bytes();
+  const int n_predict = tokens_to_predict(n_prompt, options, result);
+  const Clock::time_point start = Clock::now();
+  const Result<std::span<const float>> logits = prefill(prompt, n_predict);
+  if (!logits) return std::unexpected(logits.error());
+  result.prompt_tokens = prompt.n_tokens();
+  finish_generate(options, n_predict, ms_since(start), result);
+  return result;
+}
+
+int SessionImpl::tokens_to_predict(std::size_t n_prompt, const GenerateOptions& options,
+                                   GenerateResult& result) const {
+  const std::int64_t room =
+      context_.ctx_size - cache_->n_tokens() - static_cast<std::int64_t>(n_prompt);
+  if (options.n_predict <= room) return options.n_predict;
+  result.warnings.push_back(fmt::format(
+      "only {} tokens fit into the context of {} after the prompt: n-predict lowered from {}", room,
+      context_.ctx_size, options.n_predict));
+  return static_cast<int>(room);
+}
+
+void SessionImpl::finish_generate(const GenerateOptions& options, int n_predict, double prefill_ms,
+                                  GenerateResult& result) {
+  pending_ = -1;
   result.rss_after_prefill_bytes = resident_set_bytes();
   const BudgetPlan& plan = cache_->budget();
   if (plan.raised) {
@@ -251,6 +229,12 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
         "the budget is below sinks, local zone and one window: raised to {} tokens ({} bytes){}",
         plan.total_tokens, plan.budget_bytes,
         plan.uncompressed ? ", the whole context: nothing is compressed" : ""));
+  }
+  if (plan.over_budget) {
+    result.warnings.push_back(
+        fmt::format("policy {} keeps at least {} tokens of a prompt: more bytes are held than the "
+                    "budget allows",
+                    cache_->config().policy, plan.kept_tokens));
   }
   attention_.take_seconds();
   result.timing.ttft_ms = prefill_ms;
@@ -260,7 +244,6 @@ Result<GenerateResult> SessionImpl::generate(std::span<const TokenId> prompt,
   timing.tpot_p95_ms = quantile(timing.step_ms, 0.95);
   result.kv = kv_stats();
   result.peak_rss_bytes = peak_resident_set_bytes();
-  return result;
 }
 
 void SessionImpl::decode_loop(const GenerateOptions& options, int n_predict,

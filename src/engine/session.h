@@ -6,16 +6,9 @@
 
 #include "attention/tiered_attention.h"
 #include "engine/engine.h"
+#include "engine/prompt_pass.h"
 
 namespace qevict {
-
-// What a session needs of its engine; all outlive it.
-struct SessionContext {
-  const Model* model = nullptr;
-  Forward* forward = nullptr;
-  int batch_size = 512;
-  int ctx_size = 0;
-};
 
 // Takes back a prompt that was not finished, whatever the way out.
 class PromptGuard {
@@ -47,6 +40,9 @@ class SessionImpl final : public Session {
   Result<std::span<const float>> prefill(std::span<const TokenId> prompt, int max_new,
                                          const GenerateOptions& options) override;
   Result<std::span<const float>> decode(TokenId token) override;
+  Result<std::span<const float>> prefill(const PromptSnapshot& prompt, int max_new) override;
+  Result<GenerateResult> generate(const PromptSnapshot& prompt,
+                                  const GenerateOptions& options) override;
   Status prefill_synthetic(int n_tokens, int max_new, std::uint64_t seed) override;
   CacheStats kv_stats() const override;
   int n_tokens() const override { return cache_->n_tokens(); }
@@ -75,11 +71,14 @@ class SessionImpl final : public Session {
   const SessionContext& context() const { return context_; }
 
  private:
-  Status run_prompt_layers(std::span<const TokenId> tokens, const GenerateOptions& options);
   Status check_usable() const;
-  Status check_finite(std::span<const float> logits);
-  Status check_layers();
   Status check_request(std::size_t n_prompt, const GenerateOptions& options) const;
+  // n_predict, lowered with a warning where the context is too short after n_prompt more tokens.
+  int tokens_to_predict(std::size_t n_prompt, const GenerateOptions& options,
+                        GenerateResult& result) const;
+  // After the prompt, which took prefill_ms: generates and fills in the result.
+  void finish_generate(const GenerateOptions& options, int n_predict, double prefill_ms,
+                       GenerateResult& result);
   void decode_loop(const GenerateOptions& options, int n_predict, GenerateResult& result);
 
   SessionContext context_;

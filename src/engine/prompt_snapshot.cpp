@@ -1,0 +1,319 @@
+#include "engine/prompt_snapshot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+#include "policies/registry.h"
+
+namespace qevict {
+namespace {
+
+// Has the attention collect what a snapshot keeps; never asked to select.
+class CaptureSelector final : public Selector {
+ public:
+  explicit CaptureSelector(const CaptureOptions& o)
+      : needs_{.last_queries = o.last_queries,
+               .query_moments = o.query_moments,
+               .moments_from = o.moments_from,
+               .mass = o.mass,
+               .mass_power = o.mass_power} {}
+  SelectorNeeds needs() const override { return needs_; }
+  int smallest_budget() const override { return 1; }
+  void select(const PromptView&, int, KeptTokens&) const override {}
+
+ private:
+  SelectorNeeds needs_;
+};
+
+PolicySpec capture_policy(const CaptureOptions& options) {
+  PolicySpec policy;
+  policy.name = "capture";
+  policy.schedule = Schedule::Once;
+  policy.make_selector = [options](const CacheConfig&) {
+    return std::make_unique<CaptureSelector>(options);
+  };
+  return policy;
+}
+
+// What a scorer or a selector reads, in the terms of a capture.
+CaptureOptions needs_of(const Needs& needs, const SelectorNeeds& select) {
+  CaptureOptions options;
+  // Mass of the last rows alone is computed again from their queries.
+  options.last_queries = std::max(select.last_queries, needs.mass ? needs.prompt_rows : 0);
+  options.query_moments = select.query_moments;
+  options.moments_from = select.moments_from;
+  options.mass = select.mass || (needs.mass && needs.prompt_rows == 0);
+  if (options.mass) options.mass_power = select.mass ? select.mass_power : needs.mass_power;
+  return options;
+}
+
+template <typename T>
+std::vector<T> copy(const T* from, std::size_t n) {
+  return from == nullptr ? std::vector<T>() : std::vector<T>(from, from + n);
+}
+
+template <typename T>
+std::size_t bytes_of(const std::vector<T>& x) {
+  return x.size() * sizeof(T);
+}
+
+}  // namespace
+
+Result<CaptureOptions> CaptureOptions::covering(std::span<const CacheConfig> configs) {
+  CaptureOptions all;
+  for (CacheConfig config : configs) {
+    const Result<const PolicySpec*> policy = require_policy(config);
+    if (!policy) return std::unexpected(policy.error());
+    configure_policy(**policy, config);
+    const bool once = (*policy)->schedule == Schedule::Once;
+    const CaptureOptions one =
+        needs_of(once ? Needs() : (*policy)->make_scorer(config)->needs(),
+                 once ? (*policy)->make_selector(config)->needs() : SelectorNeeds());
+    if ((one.mass && all.mass && one.mass_power != all.mass_power) ||
+        (one.query_moments && all.query_moments && one.moments_from != all.moments_from)) {
+      return bad_input(fmt::format(
+          "policy {} reads another power of the attention, or moments from another position, than "
+          "the others (policies): its prompt cannot be captured together with theirs",
+          config.policy));
+    }
+    all.last_queries = std::max(all.last_queries, one.last_queries);
+    if (one.query_moments) all.moments_from = one.moments_from;
+    if (one.mass) all.mass_power = one.mass_power;
+    all.query_moments |= one.query_moments;
+    all.mass |= one.mass;
+  }
+  return all;
+}
+
+std::size_t PromptSnapshot::bytes() const {
+  std::size_t sum = bytes_of(logits_);
+  for (const Layer& layer : layers_) {
+    sum += bytes_of(layer.k) + bytes_of(layer.v) + bytes_of(layer.q_last) + bytes_of(layer.mean) +
+           bytes_of(layer.covariance);
+    for (const auto& head : layer.mass) sum += bytes_of(head);
+    for (const auto& head : layer.value_norms) sum += bytes_of(head);
+  }
+  return sum;
+}
+
+Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(const SessionContext& context,
+                                                             std::span<const TokenId> tokens,
+                                                             const CaptureOptions& options) {
+  const HParams& hp = context.model->hparams();
+  if (tokens.empty()) return bad_input("the prompt is empty (prompt): give at least one token");
+  if (tokens.size() > static_cast<std::size_t>(context.ctx_size)) {
+    return bad_input(
+        fmt::format("the prompt is longer than the context ({} tokens, context {}): "
+                    "shorten the prompt or raise --ctx-size",
+                    tokens.size(), context.ctx_size));
+  }
+  const PolicySpec policy = capture_policy(options);
+  CacheConfig config;
+  configure_policy(policy, config);
+  try {
+    auto cache = KvCache::create(make_geometry(hp, config), hp.n_layers, hp.rope, config, policy);
+    if (!cache) return std::unexpected(cache.error());
+    TieredAttention attention(**cache, active_kernels(), context.forward->n_threads());
+    auto prompt = std::make_shared<PromptSnapshot>();
+    prompt->model_ = context.model;
+    prompt->options_ = options;
+    prompt->options_.progress = nullptr;
+    prompt->options_.cancel = nullptr;
+    prompt->n_tokens_ = static_cast<int>(tokens.size());
+    if (Status s = (*cache)->begin_prompt(prompt->n_tokens_, 0); !s) {
+      return std::unexpected(s.error());
+    }
+    const auto keep = [&](int) -> Status {
+      const TieredAttention::PromptLayer& done = attention.prompt_layer();
+      const Geometry& g = attention.geometry();
+      const std::size_t heads = static_cast<std::size_t>(g.n_heads);
+      const std::size_t dim = static_cast<std::size_t>(g.head_dim);
+      const PromptQueries& q = done.queries;
+      PromptSnapshot::Layer& layer = prompt->layers_.emplace_back();
+      QE_CHECK(done.rows.capacity == prompt->n_tokens_);  // the heads' rows follow each other
+      const std::size_t elements = static_cast<std::size_t>(g.n_kv_heads) * tokens.size() * dim;
+      layer.k = copy(done.rows.k, elements);
+      layer.v = copy(done.rows.v, elements);
+      layer.q_last = copy(q.q_last, heads * static_cast<std::size_t>(q.n_last) * dim);
+      layer.mean = copy(q.moments.mean, heads * dim);
+      layer.covariance = copy(q.moments.covariance, heads * dim * dim);
+      layer.n_queries = q.moments.n_queries;
+      for (const std::span<const double> sums : q.mass) {
+        layer.mass.emplace_back(sums.begin(), sums.end());
+      }
+      prompt->n_last_ = q.n_last;
+      return {};
+    };
+    GenerateOptions pass;
+    pass.prefill_progress = options.progress;
+    pass.cancel = options.cancel;
+    std::vector<float> last_hidden(static_cast<std::size_t>(hp.n_embd));
+    std::size_t workspace = 0;
+    if (Status s = run_prompt_layers(context, attention, tokens, pass, keep, last_hidden.data(),
+                                     workspace);
+        !s) {
+      return std::unexpected(s.error());
+    }
+    prompt->logits_.resize(static_cast<std::size_t>(hp.n_vocab));
+    if (Status s = context.forward->head(last_hidden.data(), prompt->logits_.data()); !s) {
+      return std::unexpected(s.error());
+    }
+    if (Status s = check_finite(prompt->logits_); !s) return std::unexpected(s.error());
+    context.forward->release_prompt_workspace();
+    return prompt;
+  } catch (const std::bad_alloc&) {
+    return runtime_error(fmt::format(
+        "out of memory ({} captured prompt tokens): shorten the prompt", tokens.size()));
+  }
+}
+
+SnapshotReader::SnapshotReader(const PromptSnapshot& prompt, const KvCache& cache)
+    : prompt_(prompt), cache_(cache) {}
+
+Status SnapshotReader::check(const Model& model) const {
+  if (prompt_.model_ != &model) {
+    return bad_input(
+        "the snapshot was made by another engine (snapshot): capture the prompt again");
+  }
+  const CaptureOptions wanted = needs_of(cache_.needs(), cache_.selector_needs());
+  const CaptureOptions& has = prompt_.options_;
+  const bool enough =
+      has.last_queries >= wanted.last_queries && (!wanted.mass || has.mass) &&
+      (!wanted.mass || has.mass_power == wanted.mass_power) &&
+      (!wanted.query_moments || (has.query_moments && has.moments_from == wanted.moments_from));
+  if (enough) return {};
+  return bad_input(
+      fmt::format("the snapshot lacks what policy {} reads (snapshot): capture it with "
+                  "CaptureOptions::covering() of all configurations",
+                  cache_.config().policy));
+}
+
+Result<SnapshotReader::LayerInput> SnapshotReader::layer(int layer, const ValueNorms& norms) {
+  const PromptSnapshot::Layer& from = prompt_.layers_[static_cast<std::size_t>(layer)];
+  const int n = prompt_.n_tokens_;
+  LayerInput input;
+  PromptRows& rows = input.rows;
+  rows.k = from.k.data();
+  rows.v = from.v.data();
+  rows.n_rows = rows.capacity = n;
+  rows.n_sink_rows = std::min(cache_.config().n_sink, n);
+  rows.region_begin = cache_.config().n_sink;
+  fill_unit_mass(from);
+  input.mass = unit_views_;
+  const SelectorNeeds& needs = cache_.selector_needs();
+  PromptQueries& queries = input.queries;
+  queries.n_last = std::min(needs.last_queries, prompt_.n_last_);
+  const std::size_t dim = static_cast<std::size_t>(cache_.geometry().head_dim);
+  q_last_.clear();
+  for (std::size_t h = 0; h < static_cast<std::size_t>(cache_.geometry().n_heads); ++h) {
+    const auto* end =
+        from.q_last.data() + (h + 1) * static_cast<std::size_t>(prompt_.n_last_) * dim;
+    q_last_.insert(q_last_.end(), end - static_cast<std::size_t>(queries.n_last) * dim, end);
+  }
+  queries.q_last = q_last_.data();
+  if (needs.query_moments) {
+    queries.moments = {from.mean.data(), from.covariance.data(), from.n_queries};
+  }
+  if (needs.mass) {
+    mass_views_.assign(from.mass.begin(), from.mass.end());
+    queries.mass = mass_views_;
+  }
+  if (needs.value_norms) {
+    if (Status s = fill_value_norms(from, layer, norms); !s) return std::unexpected(s.error());
+    norm_views_.assign(from.value_norms.begin(), from.value_norms.end());
+    queries.value_norms = norm_views_;
+  }
+  return input;
+}
+
+void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head,
+                               std::vector<double>& sums) const {
+  const int counted = std::min(cache_.needs().prompt_rows, prompt_.n_tokens_);
+  if (counted == 0) {
+    sums = from.mass[static_cast<std::size_t>(head)];
+    return;
+  }
+  const Geometry& g = cache_.geometry();
+  const int n = prompt_.n_tokens_;
+  const std::ptrdiff_t dim = g.head_dim;
+  const fp16_t* keys = from.k.data() + static_cast<std::ptrdiff_t>(head / g.group_size()) * n * dim;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
+  sums.assign(static_cast<std::size_t>(n), 0.0);
+  std::vector<double> p(static_cast<std::size_t>(n));
+  for (int row = n - counted; row < n; ++row) {
+    const int at = row - (n - prompt_.n_last_);
+    const float* q =
+        from.q_last.data() + (static_cast<std::ptrdiff_t>(head) * prompt_.n_last_ + at) * dim;
+    double max = -HUGE_VAL;
+    for (int t = 0; t <= row; ++t) {
+      double dot = 0.0;
+      for (std::ptrdiff_t c = 0; c < dim; ++c) dot += q[c] * fp16_to_fp32(keys[t * dim + c]);
+      p[static_cast<std::size_t>(t)] = dot * scale;
+      max = std::max(max, dot * scale);
+    }
+    double total = 0.0;
+    for (int t = 0; t <= row; ++t) {
+      total += p[static_cast<std::size_t>(t)] = std::exp(p[static_cast<std::size_t>(t)] - max);
+    }
+    for (int t = 0; t <= row; ++t) {
+      sums[static_cast<std::size_t>(t)] +=
+          std::pow(p[static_cast<std::size_t>(t)] / total, cache_.needs().mass_power);
+    }
+  }
+}
+
+void SnapshotReader::fill_unit_mass(const PromptSnapshot::Layer& from) {
+  const int units = cache_.units_per_layer();
+  unit_views_.assign(static_cast<std::size_t>(units), PromptMass());
+  if (!cache_.needs().mass) return;
+  const int window = cache_.geometry().window;
+  const int n_sink = cache_.config().n_sink;
+  const int heads = cache_.unit_geometry().n_heads;
+  const int n_windows = (std::max(0, prompt_.n_tokens_ - n_sink) + window - 1) / window;
+  unit_mass_.resize(static_cast<std::size_t>(units));
+  std::vector<double> sums;
+  for (int u = 0; u < units; ++u) {
+    std::vector<double>& mass = unit_mass_[static_cast<std::size_t>(u)];
+    mass.assign(static_cast<std::size_t>(n_windows), 0.0);
+    for (int h = 0; h < heads; ++h) {
+      head_mass(from, u * heads + h, sums);
+      for (int t = n_sink; t < prompt_.n_tokens_; ++t) {
+        mass[static_cast<std::size_t>((t - n_sink) / window)] +=
+            sums[static_cast<std::size_t>(t)] / heads;
+      }
+    }
+    unit_views_[static_cast<std::size_t>(u)].region = mass;
+  }
+}
+
+Status SnapshotReader::fill_value_norms(const PromptSnapshot::Layer& from, int layer,
+                                        const ValueNorms& norms) {
+  if (!from.value_norms.empty()) return {};
+  if (!norms) {
+    return runtime_error(fmt::format(
+        "policy {} needs the model's output projection, which this session was not given",
+        cache_.config().policy));
+  }
+  const Geometry& g = cache_.geometry();
+  const std::size_t n = static_cast<std::size_t>(prompt_.n_tokens_);
+  std::vector<std::vector<float>> all(static_cast<std::size_t>(g.n_heads), std::vector<float>(n));
+  std::vector<float> v(n * static_cast<std::size_t>(g.head_dim));
+  for (int h = 0; h < g.n_heads; ++h) {
+    const fp16_t* values = from.v.data() + static_cast<std::size_t>(h / g.group_size()) * v.size();
+    if (h % g.group_size() == 0) {
+      for (std::size_t i = 0; i < v.size(); ++i) v[i] = fp16_to_fp32(values[i]);
+    }
+    if (Status s =
+            norms(layer, h, v.data(), prompt_.n_tokens_, all[static_cast<std::size_t>(h)].data());
+        !s) {
+      return s;
+    }
+  }
+  from.value_norms = std::move(all);
+  return {};
+}
+
+}  // namespace qevict
