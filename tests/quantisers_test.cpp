@@ -25,7 +25,9 @@ TEST_F(Quantisers, AnswerFromAWholeQuantisedCache) {
     double least;
   } cases[] = {{"kivi", 0.9}, {"kvquant", 0.97}, {"zipcache", 0.9}};
   for (const auto& c : cases) {
-    const RecallScore score = ask(config_of(c.policy), {}, 400);
+    RecallShape shape;
+    shape.n_tokens = 1024;
+    const RecallScore score = ask(config_of(c.policy), shape, 150);
     std::printf("  %s\n", describe(c.policy, score).c_str());
     EXPECT_GE(score.accuracy(), c.least) << c.policy;
   }

@@ -16,30 +16,43 @@ struct Shape {
   int channels() const { return n_kv_heads * d; }
 };
 
+// The kernels read fp16 keys and the vectors have fp32 ones: each key goes in as the sum of two,
+// over twice as many channels.
 std::vector<float> saliency_of(const json& inputs, const Shape& s) {
   const std::vector<std::int64_t> probes = read_array(inputs.at("probe_ids")).ints();
   const std::vector<float> q = read_array(inputs.at("q_probe")).floats();
   const std::vector<float> k = read_array(inputs.at("k")).floats();
   const int group = s.n_heads / s.n_kv_heads;
-  const float scale = 1.0F / std::sqrt(static_cast<float>(s.d));
-  std::vector<std::int32_t> positions(static_cast<std::size_t>(s.t));
-  for (int t = 0; t < s.t; ++t) positions[t] = t;
-  std::vector<float> columns(static_cast<std::size_t>(s.d) * s.t), scratch(positions.size());
+  const int d = s.d;
+  std::vector<std::int32_t> visible;
+  for (const std::int64_t id : probes) visible.push_back(static_cast<std::int32_t>(id) + 1);
+  std::vector<float> doubled;
+  for (std::size_t at = 0; at < q.size(); at += d) {
+    for (int twice = 0; twice < 2; ++twice) {
+      doubled.insert(doubled.end(), q.begin() + at, q.begin() + at + d);
+    }
+  }
+  std::vector<float> buffer(zipcache_probe_floats(s.t, 2 * d) + 16);
+  float* scratch = buffer.data();
+  while (reinterpret_cast<std::uintptr_t>(scratch) % 64 != 0) ++scratch;
   std::vector<float> saliency;
   for (int h = 0; h < s.n_kv_heads; ++h) {
+    std::vector<fp16_t> keys;
     for (int t = 0; t < s.t; ++t) {
-      for (int c = 0; c < s.d; ++c) {
-        columns[static_cast<std::size_t>(c) * s.t + t] =
-            k[(static_cast<std::size_t>(h) * s.t + t) * s.d + c];
+      const float* key = &k[(static_cast<std::size_t>(h) * s.t + t) * d];
+      for (int c = 0; c < d; ++c) keys.push_back(fp32_to_fp16(key[c]));
+      for (int c = 0; c < d; ++c) {
+        keys.push_back(fp32_to_fp16(key[c] - fp16_to_fp32(fp32_to_fp16(key[c]))));
       }
     }
     std::vector<double> sums(static_cast<std::size_t>(s.t));
     for (int j = h * group; j < (h + 1) * group; ++j) {
-      for (std::size_t i = 0; i < probes.size(); ++i) {
-        zipcache_add_probe(&q[(static_cast<std::size_t>(j) * probes.size() + i) * s.d], s.d, scale,
-                           static_cast<std::int32_t>(probes[i]), columns.data(), positions.data(),
-                           s.t, scratch.data(), sums.data());
-      }
+      zipcache_add_probes(
+          *active_kernels().dense,
+          {&doubled[static_cast<std::size_t>(j) * probes.size() * 2 * d], 2 * d, visible.data(),
+           static_cast<int>(probes.size()), 1.0F / std::sqrt(static_cast<float>(d)), keys.data(),
+           s.t, 2 * d, scratch},
+          sums.data());
     }
     for (int t = 0; t < s.t; ++t) saliency.push_back(static_cast<float>(sums[t] / (s.t - t)));
   }

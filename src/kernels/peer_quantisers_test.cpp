@@ -52,16 +52,24 @@ TEST(KiviSplit, KeysGoInStepsAndValuesOneByOne) {
 }
 
 TEST(ZipcacheProbe, SeesNoLaterKeyAndAddsUpToOne) {
-  const std::vector<float> columns = {0.0F, std::log(3.0F), 9.0F};  // one channel, three keys
-  const std::vector<std::int32_t> positions = {0, 1, 2};
-  const float q = 1.0F;
-  std::vector<float> scratch(3);
-  std::vector<double> sums(3);
-  zipcache_add_probe(&q, 1, 1.0F, 1, columns.data(), positions.data(), 3, scratch.data(),
-                     sums.data());
-  EXPECT_NEAR(sums[0], 0.25, 1e-6);
-  EXPECT_NEAR(sums[1], 0.75, 1e-6);
-  EXPECT_EQ(sums[2], 0.0);
+  constexpr int kDim = 4;
+  std::vector<fp16_t> k(std::size_t{3} * kDim);
+  k[kDim] = fp32_to_fp16(1.0F);
+  k[2 * kDim] = fp32_to_fp16(9.0F);
+  const std::vector<float> q = {std::log(3.0F), 0, 0, 0, 5, 0, 0, 0};
+  const std::vector<std::int32_t> visible = {2, 1};
+  std::vector<float> buffer(zipcache_probe_floats(3, kDim) + 16);
+  float* scratch = buffer.data();
+  while (reinterpret_cast<std::uintptr_t>(scratch) % 64 != 0) ++scratch;
+  for (const std::string& isa : available_isas()) {
+    std::vector<double> sums(3);
+    zipcache_add_probes(*find_kernels(isa)->dense,
+                        {q.data(), kDim, visible.data(), 2, 1.0F, k.data(), 3, kDim, scratch},
+                        sums.data());
+    EXPECT_NEAR(sums[0], 0.25 + 1.0, 1e-6) << isa;
+    EXPECT_NEAR(sums[1], 0.75, 1e-6) << isa;
+    EXPECT_EQ(sums[2], 0.0) << isa;
+  }
 }
 
 TEST(ZipcacheSplit, TiesGoToTheLowerIndex) {

@@ -7,6 +7,11 @@
 namespace qevict {
 namespace {
 
+constexpr int kProbeRows = 32;  // scored together
+
+// Rows of scores begin at whole cache lines.
+std::ptrdiff_t stride_of(int n_keys) noexcept { return (std::ptrdiff_t{n_keys} + 15) / 16 * 16; }
+
 float load(float x) noexcept { return x; }
 float load(fp16_t x) noexcept { return fp16_to_fp32(x); }
 
@@ -19,32 +24,35 @@ const Element* row_of(const HeadRows<Element>& rows, const ClassTokens& tokens, 
 
 }  // namespace
 
-void zipcache_add_probe(const float* q, int head_dim, float scale, std::int32_t position,
-                        const float* k_columns, const std::int32_t* positions, int n_keys,
-                        float* scratch, double* sums) noexcept {
-  constexpr int kBlock = 256;  // scores stay in the first cache while the channels pass
-  float max = -std::numeric_limits<float>::infinity();
-  for (int begin = 0; begin < n_keys; begin += kBlock) {
-    const int n = std::min(kBlock, n_keys - begin);
-    float* s = scratch + begin;
-    std::fill_n(s, n, 0.0F);
-    for (int c = 0; c < head_dim; ++c) {
-      const float* column = k_columns + static_cast<std::ptrdiff_t>(c) * n_keys + begin;
-      const float factor = q[c] * scale;
-      for (int j = 0; j < n; ++j) s[j] += factor * column[j];
+std::size_t zipcache_probe_floats(int n_keys, int head_dim) {
+  return static_cast<std::size_t>(kProbeRows + 1) * stride_of(n_keys) +
+         dense_scratch_bytes(kProbeRows, head_dim) / sizeof(float);
+}
+
+void zipcache_add_probes(const DenseOps& ops, const ProbeParams& params, double* sums) noexcept {
+  const std::ptrdiff_t stride = stride_of(params.n_keys);
+  float* scores = params.scratch;
+  float* columns = scores + kProbeRows * stride;
+  for (int first = 0; first < params.n_q; first += kProbeRows) {
+    const int n = std::min(kProbeRows, params.n_q - first);
+    DenseScoresParams p;
+    p.q = params.q + first * params.q_stride;
+    p.q_stride = params.q_stride;
+    p.n_q = n;
+    p.scale = params.scale;
+    p.k = params.k;
+    p.n_keys = params.n_keys;
+    p.head_dim = params.head_dim;
+    p.s = scores;
+    p.s_stride = stride;
+    p.scratch = columns + stride;
+    ops.scores(p);
+    for (int i = 0; i < n; ++i) {
+      ops.softmax_row(scores + i * stride, params.visible[first + i], params.n_keys);
     }
-    for (int j = 0; j < n; ++j) {
-      if (positions[begin + j] <= position) max = std::max(max, s[j]);
-    }
+    ops.column_sums(scores, stride, n, params.n_keys, 1.0F, columns);
+    for (int t = 0; t < params.n_keys; ++t) sums[t] += columns[t];
   }
-  double total = 0.0;
-  for (int j = 0; j < n_keys; ++j) {
-    scratch[j] = positions[j] <= position ? std::exp(scratch[j] - max) : 0.0F;
-    total += scratch[j];
-  }
-  if (total == 0.0) return;  // sees nothing
-  const double inverse = 1.0 / total;
-  for (int j = 0; j < n_keys; ++j) sums[j] += scratch[j] * inverse;
 }
 
 void zipcache_split(const float* saliency, int n, int n_unimportant, std::int32_t* scratch,

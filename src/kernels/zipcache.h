@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/affine.h"
+#include "kernels/dense.h"
 
 namespace qevict {
 
@@ -27,12 +28,21 @@ struct ClassTokens {
   int bits = 0;
 };
 
-// Adds to sums [n_keys] the causal softmax of one query row, position `position`: it sees the keys
-// whose position is not beyond its own. q [head_dim], not scaled; k_columns [head_dim][n_keys];
-// positions [n_keys]; scratch [n_keys].
-void zipcache_add_probe(const float* q, int head_dim, float scale, std::int32_t position,
-                        const float* k_columns, const std::int32_t* positions, int n_keys,
-                        float* scratch, double* sums) noexcept;
+// Some query rows of one head over one KV head's keys.
+struct ProbeParams {
+  const float* q = nullptr;  // row i at q + i * q_stride, [D], not scaled
+  std::ptrdiff_t q_stride = 0;
+  const std::int32_t* visible = nullptr;  // [n_q]: row i sees keys 0 .. visible[i] - 1, at least 1
+  int n_q = 0;
+  float scale = 1.0F;
+  const fp16_t* k = nullptr;  // [n_keys][D]
+  int n_keys = 0;
+  int head_dim = 0;
+  float* scratch = nullptr;  // zipcache_probe_floats(), 64-byte aligned
+};
+std::size_t zipcache_probe_floats(int n_keys, int head_dim);
+// Adds the rows' softmax to sums [n_keys].
+void zipcache_add_probes(const DenseOps& ops, const ProbeParams& params, double* sums) noexcept;
 
 // Saliency -> unimportant [n_unimportant], the lowest ones in ascending order (ties: lower index
 // first), and important [n - n_unimportant], ascending index. scratch [n].

@@ -148,7 +148,7 @@ class KvquantCodec final : public RowCodec {
   // A position that is held in fp16: one of the first or one that waits.
   TokenRow fp16_row(int head, int p) const {
     const std::uint8_t* row =
-        p < first_.size() ? first_.at(p) : waiting_.at(p - first_.size() - keys_.tokens.size());
+        p < first_.size() ? first_.at(p) : waiting_.at(p - (n_tokens_ - waiting_.size()));
     const auto* k = reinterpret_cast<const fp16_t*>(row) + head * d_;
     return {k, k + channels_};
   }

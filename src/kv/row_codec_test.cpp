@@ -214,10 +214,12 @@ TEST(KvquantCodec, ReturnsRowsCloselyAndMoreBitsCloser) {
     EXPECT_EQ(mean_square(feed, rows, 1, 0, 5, false), 0.0);
     const double keys = mean_square(feed, rows, 1, 5, 450, true);
     const double values = mean_square(feed, rows, 1, 5, 450, false);
-    // Lloyd-Max of a normal variable: 0.117, 0.035, 0.0095.
+    // Lloyd-Max of a normal variable; without its outliers a little less.
     const double ideal[] = {0.117, 0.035, 0.0095};
-    EXPECT_NEAR(keys, ideal[bits - 2], ideal[bits - 2] * 0.2) << bits;
-    EXPECT_NEAR(values, ideal[bits - 2], ideal[bits - 2] * 0.2) << bits;
+    for (const double error : {keys, values}) {
+      EXPECT_LT(error, ideal[bits - 2]) << bits;
+      EXPECT_GT(error, ideal[bits - 2] * 0.5) << bits;
+    }
     EXPECT_LT(keys, before);
     before = keys;
   }
@@ -240,17 +242,15 @@ TEST(ZipcacheCodec, HoldsTheFormulasBytesAtEveryLength) {
   const Feed feed;
   const auto codec = make_zipcache_codec(feed.context(), {0.4, 100});
   feed.prompt(*codec, 61);
-  int quantised = 61;
+  std::size_t quantised = 61;
+  std::size_t low = 24;  // floor(0.4 * 61)
   for (; codec->n_tokens() < 400; feed.step(*codec)) {
-    const int n = codec->n_tokens();
-    if (n - quantised == 100) quantised = n;
-    const auto low = static_cast<std::size_t>(quantised * 0.4);
-    const std::size_t high = quantised - low;
+    const auto n = static_cast<std::size_t>(codec->n_tokens());
+    if (n - quantised == 100) quantised = n, low += 40;
     // 32 channels: 16 bytes of 4-bit codes, 8 of 2-bit ones, for keys and for values with a grid.
     EXPECT_EQ(codec->bytes().quantized,
-              high * (16 + 16 + 4) + low * (8 + 8 + 4) + 2 * 32 * 4 + 32 * 2);
-    EXPECT_EQ(codec->bytes().local, (n - quantised) * 2U * 2 * 16 * 2);
-    EXPECT_EQ(codec->metadata().positions, quantised * 2U * 4);
+              (quantised - low) * (16 + 16 + 4) + low * (8 + 8 + 4) + 2 * 32 * 4 + 32 * 2);
+    EXPECT_EQ(codec->bytes().local, (n - quantised) * 2 * 2 * 16 * 2);
   }
 }
 
@@ -296,15 +296,44 @@ TEST(ZipcacheCodec, ProbesAreTheNewestRowsAndAsManyRandomOnes) {
     }
     EXPECT_EQ(rows, codec->probe_rows(n));
   }
+}
+
+TEST(ZipcacheCodec, TheStepThatFillsTheBufferSplitsIt) {
+  const Feed feed;
+  const auto codec = make_zipcache_codec(feed.context(), {0.4, 10});
   feed.prompt(*codec, 30);
-  int wanted = 0;
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 10; ++i) {
     codec->reserve_row();
     codec->push_row();
-    wanted += codec->wants_mass() ? 1 : 0;
+    EXPECT_EQ(codec->wants_mass(), i == 9);
+    const std::vector<float> row(16, static_cast<float>(i));
+    for (int h = 0; h < 2; ++h) codec->write(h, row.data(), row.data());
   }
-  EXPECT_GE(wanted, 6);  // random ones may repeat
-  EXPECT_LE(wanted, 10);
+  // Head 0 looks at the even buffered tokens, head 1 at the first six.
+  std::vector<float> mass(2 * 40);
+  for (int i = 0; i < 10; ++i) {
+    mass[30 + i] = i % 2 == 0 ? 0.1F : 0.01F;
+    mass[70 + i] = i < 6 ? 0.1F : 0.01F;
+  }
+  codec->add_mass(mass.data());
+  codec->end_step();
+  // The important ones stand after the 18 of the prompt: 6 of 10, ties go to the older token.
+  const auto seen = [&](int head) {
+    std::vector<int> tokens;
+    std::vector<fp16_t> k(16), v(16);
+    for (int r = 18; r < 24; ++r) {
+      codec->load(head, r, 1, {k.data(), v.data(), 1});
+      tokens.push_back(static_cast<int>(std::lround(fp16_to_fp32(k[0]))));
+    }
+    return tokens;
+  };
+  // Of the odd ones the four oldest are the least important: the fifth stays.
+  const std::vector<int> even = seen(0), first = seen(1);
+  const std::vector<int> want_even = {0, 2, 4, 6, 8, 9}, want_first = {0, 1, 2, 3, 4, 5};
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_NEAR(even[i], want_even[i], 1) << i;
+    EXPECT_NEAR(first[i], want_first[i], 1) << i;
+  }
 }
 
 TEST(RowCodec, ClonesAreIndependent) {

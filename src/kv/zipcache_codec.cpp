@@ -1,5 +1,7 @@
 // ZipCache's storage: two classes of tokens, head by head, and a buffer of fp16 rows. Rows are read
-// in the order important, unimportant, buffer.
+// in the order important, unimportant, buffer. A token's class is chosen once, when it leaves the
+// buffer; what is quantised is dequantised and quantised again with every new batch, as the peer
+// does.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +18,7 @@ namespace {
 constexpr int kRowsABlock = 32;
 constexpr int kMaxCodes = 16;
 constexpr std::size_t kGridBytes = 2 * sizeof(fp16_t);
-// Of a prompt's and of a buffer's rows, so many are probes: the newest and as many random ones.
+// Of a prompt's rows, one in so many is a probe as one of the newest, and as many are random ones.
 constexpr int kProbeShare = 20;
 constexpr std::uint64_t kSeed = 0x5a697043;
 
@@ -34,10 +36,9 @@ fp16_t to_fp16(float x) noexcept { return fp32_to_fp16(std::clamp(x, -65504.0F, 
 // Tokens of equal width. Row r joins the r-th listed token of every head.
 struct TokenClass {
   int bits = 0;
-  std::vector<std::int32_t> positions;  // [H][n]
-  std::vector<fp16_t> key_grids;        // [H * D][2]: scale, zero
-  RecordStore keys;                     // codes
-  RecordStore values;                   // scale and zero in fp16, codes
+  std::vector<fp16_t> key_grids;  // [H * D][2]: scale, zero
+  RecordStore keys;               // codes
+  RecordStore values;             // scale and zero in fp16, codes
   int size() const { return keys.size(); }
 };
 
@@ -49,7 +50,8 @@ class ZipcacheCodec final : public RowCodec {
         d_(g.head_dim),
         channels_(heads_ * d_),
         options_(options),
-        buffer_(std::size_t{2} * channels_ * sizeof(fp16_t), 1) {
+        buffer_(std::size_t{2} * channels_ * sizeof(fp16_t), 1),
+        saliency_(static_cast<std::size_t>(heads_) * options.streaming_gap) {
     classes_[0].bits = 4;
     classes_[1].bits = 2;
   }
@@ -69,10 +71,7 @@ class ZipcacheCodec final : public RowCodec {
   }
   MetadataBytes metadata() const override {
     MetadataBytes bytes;
-    for (const TokenClass& c : classes_) {
-      bytes.positions += c.positions.size() * sizeof(std::int32_t);
-    }
-    bytes.scores = sums_.size() * sizeof(float);
+    bytes.scores = saliency_.size() * sizeof(float);
     return bytes;
   }
   std::size_t reserved_bytes() const override {
@@ -106,11 +105,10 @@ class ZipcacheCodec final : public RowCodec {
 
  private:
   int quantised() const { return classes_[0].size() + classes_[1].size(); }
-  // Position of each row of a head, in the codec's order; `more` positions follow.
-  std::vector<std::int32_t> row_positions(int head, int more) const;
-  // Quantises n rows anew, positions 0 .. n-1 in any order. positions, saliency: [H][n].
+  // Quantises n rows anew: those that are quantised, in the codec's order, then fresh ones, which
+  // are split by saliency [H][n - quantised()].
   void quantise(const HeadRows<fp16_t>& k, const HeadRows<fp16_t>& v, int n,
-                const std::vector<std::int32_t>& positions, const std::vector<float>& saliency);
+                const std::vector<float>& saliency);
   void fill_class(TokenClass& to, const HeadRows<fp16_t>& k, const HeadRows<fp16_t>& v,
                   const std::vector<std::int32_t>& rows);
   // One KV head of a row: k with `stride` between channels.
@@ -118,10 +116,10 @@ class ZipcacheCodec final : public RowCodec {
 
   int n_heads_, heads_, d_, channels_;
   ZipcacheOptions options_;
-  TokenClass classes_[2];       // important, unimportant
-  std::vector<fp16_t> scales_;  // [H * D] of the values
-  RecordStore buffer_;          // fp16 rows: K [H][D], then V [H][D]
-  std::vector<float> sums_;     // [H][quantised() + gap]: mass from the buffer's probes
+  TokenClass classes_[2];        // important, unimportant
+  std::vector<fp16_t> scales_;   // [H * D] of the values
+  RecordStore buffer_;           // fp16 rows: K [H][D], then V [H][D]
+  std::vector<float> saliency_;  // [H][streaming gap] of the buffer, when it is full
 };
 
 // Of n rows, how many of the newest and how many random ones are probes.
@@ -177,90 +175,64 @@ std::vector<int> ZipcacheCodec::probe_rows(int n_new) const {
   return rows;
 }
 
-std::vector<std::int32_t> ZipcacheCodec::row_positions(int head, int more) const {
-  std::vector<std::int32_t> positions;
-  for (const TokenClass& c : classes_) {
-    const auto begin = c.positions.begin() + std::ptrdiff_t{head} * c.size();
-    positions.insert(positions.end(), begin, begin + c.size());
-  }
-  for (int i = 0; i < buffer_.size() + more; ++i) positions.push_back(quantised() + i);
-  return positions;
-}
-
 void ZipcacheCodec::append_prompt(const CodecRows& rows, const ProbeRows& probes) {
   const int n = rows.n_rows;
   const int n_new = n - n_tokens_;
   const int group = n_heads_ / heads_;
   const float scale = 1.0F / std::sqrt(static_cast<float>(d_));
   const std::ptrdiff_t head_stride = static_cast<std::ptrdiff_t>(rows.capacity) * d_;
-  std::vector<std::int32_t> positions;
   std::vector<float> saliency;
-  std::vector<float> columns(static_cast<std::size_t>(d_) * n),
-      scratch(static_cast<std::size_t>(n));
+  std::vector<std::int32_t> visible;
+  for (const int row : probes.rows) visible.push_back(n_tokens_ + row + 1);
+  std::vector<float> buffer(zipcache_probe_floats(n, d_) + 16);
+  float* scratch = buffer.data();
+  while (reinterpret_cast<std::uintptr_t>(scratch) % 64 != 0) ++scratch;
   for (int h = 0; h < heads_; ++h) {
-    const std::vector<std::int32_t> at = row_positions(h, n_new);
-    for (int r = 0; r < n; ++r) {
-      for (int c = 0; c < d_; ++c) {
-        columns[static_cast<std::size_t>(c) * n + r] =
-            fp16_to_fp32(rows.k[h * head_stride + static_cast<std::ptrdiff_t>(r) * d_ + c]);
-      }
-    }
     std::vector<double> sums(static_cast<std::size_t>(n));
-    for (std::size_t i = 0; i < probes.rows.size(); ++i) {
-      const float* q = probes.q + (i * n_heads_ + static_cast<std::size_t>(h) * group) * d_;
-      for (int j = 0; j < group; ++j) {
-        zipcache_add_probe(q + static_cast<std::ptrdiff_t>(j) * d_, d_, scale,
-                           n_tokens_ + probes.rows[i], columns.data(), at.data(), n, scratch.data(),
-                           sums.data());
-      }
+    for (int j = h * group; j < (h + 1) * group; ++j) {
+      zipcache_add_probes(
+          *active_kernels().dense,
+          {probes.q + static_cast<std::ptrdiff_t>(j) * d_, std::ptrdiff_t{n_heads_} * d_,
+           visible.data(), static_cast<int>(visible.size()), scale, rows.k + h * head_stride, n, d_,
+           scratch},
+          sums.data());
     }
-    for (int r = 0; r < n; ++r) {
-      saliency.push_back(static_cast<float>(sums[r] / std::min(n_new, n - at[r])));
+    // Divided by the number of new tokens that see the key.
+    for (int r = quantised(); r < n; ++r) {
+      saliency.push_back(static_cast<float>(sums[r] / std::min(n_new, n - r)));
     }
-    positions.insert(positions.end(), at.begin(), at.end());
   }
-  quantise({rows.k, head_stride, heads_, d_}, {rows.v, head_stride, heads_, d_}, n, positions,
-           saliency);
+  quantise({rows.k, head_stride, heads_, d_}, {rows.v, head_stride, heads_, d_}, n, saliency);
   n_tokens_ = n;
 }
 
 void ZipcacheCodec::quantise(const HeadRows<fp16_t>& k, const HeadRows<fp16_t>& v, int n,
-                             const std::vector<std::int32_t>& positions,
                              const std::vector<float>& saliency) {
-  const auto n_unimportant = static_cast<int>(n * options_.unimportant);
-  const int n_important = n - n_unimportant;
-  TokenClass fresh[2];
+  const int n_old = quantised();
+  const int n_fresh = n - n_old;
+  const auto n_low = static_cast<int>(n_fresh * options_.unimportant);
+  // Rows of both classes, head after head: the old ones, then the fresh ones that join.
   std::vector<std::int32_t> rows[2];
-  std::vector<float> by_position(static_cast<std::size_t>(n));
-  std::vector<std::int32_t> row_at(by_position.size()), scratch(by_position.size());
-  for (int i = 0; i < 2; ++i) {
-    const int size = i == 0 ? n_important : n_unimportant;
-    fresh[i].bits = classes_[i].bits;
-    fresh[i].positions.resize(static_cast<std::size_t>(heads_) * size);
-    rows[i].resize(fresh[i].positions.size());
-  }
+  std::vector<std::int32_t> scratch(static_cast<std::size_t>(n_fresh));
+  std::vector<std::int32_t> low(static_cast<std::size_t>(n_low)), high(scratch.size() - low.size());
   for (int h = 0; h < heads_; ++h) {
-    const std::size_t begin = static_cast<std::size_t>(h) * n;
-    for (int r = 0; r < n; ++r) {
-      by_position[positions[begin + r]] = saliency[begin + r];
-      row_at[positions[begin + r]] = r;
-    }
-    std::int32_t* important = fresh[0].positions.data() + std::ptrdiff_t{h} * n_important;
-    std::int32_t* unimportant = fresh[1].positions.data() + std::ptrdiff_t{h} * n_unimportant;
-    zipcache_split(by_position.data(), n, n_unimportant, scratch.data(), unimportant, important);
-    for (int i = 0; i < n_important; ++i) rows[0][h * n_important + i] = row_at[important[i]];
-    for (int i = 0; i < n_unimportant; ++i) rows[1][h * n_unimportant + i] = row_at[unimportant[i]];
+    zipcache_split(saliency.data() + static_cast<std::ptrdiff_t>(h) * n_fresh, n_fresh, n_low,
+                   scratch.data(), low.data(), high.data());
+    for (int r = 0; r < n_old; ++r) rows[r < classes_[0].size() ? 0 : 1].push_back(r);
+    for (const std::int32_t i : high) rows[0].push_back(n_old + i);
+    for (const std::int32_t i : low) rows[1].push_back(n_old + i);
   }
   std::vector<float> scales(static_cast<std::size_t>(channels_));
   zipcache_channel_scales(v, n, Rounding::F16, scales.data());
   scales_.resize(scales.size());
   std::ranges::transform(scales, scales_.begin(), fp32_to_fp16);
   for (int i = 0; i < 2; ++i) {
-    fill_class(fresh[i], k, v, rows[i]);
-    classes_[i] = std::move(fresh[i]);
+    TokenClass fresh;
+    fresh.bits = classes_[i].bits;
+    fill_class(fresh, k, v, rows[i]);
+    classes_[i] = std::move(fresh);
   }
   buffer_.clear();
-  sums_.assign(static_cast<std::size_t>(heads_) * (n + options_.streaming_gap), 0.0F);
 }
 
 void ZipcacheCodec::fill_class(TokenClass& to, const HeadRows<fp16_t>& k, const HeadRows<fp16_t>& v,
@@ -272,7 +244,7 @@ void ZipcacheCodec::fill_class(TokenClass& to, const HeadRows<fp16_t>& k, const 
   to.values = RecordStore(kGridBytes + row_bytes, kRowsABlock);
   std::vector<AffineGrid> grids(static_cast<std::size_t>(channels_));
   zipcache_key_grids(k, tokens, Rounding::F16, grids.data());
-  to.key_grids.clear();
+  to.key_grids.reserve(2 * grids.size());
   for (const AffineGrid& grid : grids) {
     to.key_grids.push_back(fp32_to_fp16(grid.scale));
     to.key_grids.push_back(fp32_to_fp16(grid.zero));
@@ -292,49 +264,29 @@ void ZipcacheCodec::fill_class(TokenClass& to, const HeadRows<fp16_t>& k, const 
   }
 }
 
-bool ZipcacheCodec::wants_mass() const {
-  const int gap = options_.streaming_gap;
-  const int newest = newest_probes(gap);
-  const int row = buffer_.size() - 1;
-  if (row >= gap - newest) return true;
-  const auto base = static_cast<std::uint64_t>(quantised());
-  for (int i = 0; i < random_probes(gap); ++i) {
-    if (static_cast<int>(mix(kSeed + base, i) % static_cast<std::uint64_t>(gap - newest)) == row) {
-      return true;
-    }
-  }
-  return false;
-}
+bool ZipcacheCodec::wants_mass() const { return buffer_.size() == options_.streaming_gap; }
 
+// The step that fills the buffer says how salient its tokens are.
 void ZipcacheCodec::add_mass(const float* mass) noexcept {
-  const std::ptrdiff_t stride = std::ptrdiff_t{quantised()} + options_.streaming_gap;
+  const int gap = options_.streaming_gap;
   for (int h = 0; h < heads_; ++h) {
-    for (int r = 0; r < n_tokens_; ++r) {
-      sums_[h * stride + r] += mass[static_cast<std::ptrdiff_t>(h) * n_tokens_ + r];
-    }
+    std::copy_n(mass + static_cast<std::ptrdiff_t>(h) * n_tokens_ + quantised(), gap,
+                saliency_.data() + static_cast<std::ptrdiff_t>(h) * gap);
   }
 }
 
 void ZipcacheCodec::end_step() {
-  const int gap = options_.streaming_gap;
-  if (buffer_.size() < gap) return;
+  if (buffer_.size() < options_.streaming_gap) return;
   const int n = n_tokens_;
   const std::ptrdiff_t head_stride = std::ptrdiff_t{n} * d_;
   std::vector<fp16_t> k(static_cast<std::size_t>(heads_) * head_stride), v(k.size());
-  std::vector<std::int32_t> positions;
-  std::vector<float> saliency;
   for (int h = 0; h < heads_; ++h) {
-    const std::vector<std::int32_t> at = row_positions(h, 0);
     for (int r = 0; r < n; ++r) {
       const std::ptrdiff_t row = h * head_stride + std::ptrdiff_t{r} * d_;
       load_row(h, r, &k[row], 1, &v[row]);
-      saliency.push_back(sums_[static_cast<std::size_t>(h) * n + r] /
-                         static_cast<float>(std::min(gap, n - at[r])));
     }
-    positions.insert(positions.end(), at.begin(), at.end());
   }
-  quantise({k.data(), head_stride, heads_, d_}, {v.data(), head_stride, heads_, d_}, n, positions,
-           saliency);
+  quantise({k.data(), head_stride, heads_, d_}, {v.data(), head_stride, heads_, d_}, n, saliency_);
 }
 
 }  // namespace
