@@ -4,8 +4,8 @@
 //              Safe tokens are taken from scores in which the observation window already stands
 //              above everything: up to obs_window they only protect the window.
 //   official   max-pooled scores, weighted by how concentrated a head is, decide how many tokens
-//              each head keeps; a share floor_alpha is the same for all. Rounding moves the total
-//              by up to half a token a head.
+//              each head keeps; a share alpha is the same for all. Rounding may leave a few tokens
+//              unused; what it adds, as the original does not, is taken off the largest head.
 //   efficient  DefensiveKV's variant: the floor is applied before the window is added, so it always
 //              protects tokens of the past (no more than there are).
 //
@@ -99,6 +99,8 @@ std::vector<int> adakv_official_counts(const HeadScores& scores, int base, doubl
   for (int& count : counts) {
     count = static_cast<int>(std::nearbyint(static_cast<float>(count) * free_share + floor));
   }
+  auto excess = std::accumulate(counts.begin(), counts.end(), -total);
+  for (; excess > 0; --excess) --*std::ranges::max_element(counts);
   return counts;
 }
 

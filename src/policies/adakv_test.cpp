@@ -50,6 +50,10 @@ TEST(AdaKv, OfficialBudgetsRoundHalvesToTheEvenNumber) {
   const HeadScores scores = {{9, 8, 7, 6, 5, 0}, {8.5F, 0, 0, 0, 0, 0}};
   EXPECT_EQ(adakv_official_counts(scores, 3, 0.5, false), (std::vector<int>{4, 2}));
   EXPECT_EQ(adakv_official_counts(scores, 3, 1.0, false), (std::vector<int>{3, 3}));
+  // 7, 7 and 1 of 15 become 6.6, 6.6 and 1.8: rounded up that is one too many.
+  const std::vector<float> seven = {9, 9, 9, 9, 9, 9, 9, 0};
+  EXPECT_EQ(adakv_official_counts({seven, seven, {9, 0, 0, 0, 0, 0, 0, 0}}, 5, 0.2, false),
+            (std::vector<int>{6, 7, 2}));
   EXPECT_EQ(adakv_official_counts({{0, 0}, {0, 0}}, 1, 0.0, true), (std::vector<int>{2, 0}));
   EXPECT_EQ(adakv_official_counts(scores, 0, 0.2, true), (std::vector<int>{0, 0}));
 }

@@ -3,7 +3,8 @@
 // The line depends on all positions so far, so that it is the same in every layer; a layer that an
 // earlier prompt left with fewer tokens keeps what it has. Where the line would leave the limits
 // (little compression, short prompts, one layer) every layer has the same budget. A layer's budget
-// is never below the observation window's tokens.
+// is never below the observation window's tokens. What rounding adds to the sum of all budgets is
+// taken off the first layers again.
 #include <algorithm>
 #include <cmath>
 
@@ -41,15 +42,24 @@ class PyramidKv final : public ObservingSelector {
 
  private:
   void choose(const PromptView& view, int n_kept, KeptTokens& kept) const override {
-    const auto budget_of =
-        options_.flavour == Flavour::Factory ? whole_number_budget : pyramid_budget;
-    // A single layer would get the top of the line, not its average.
-    const int budget = view.n_layers < 2 ? n_kept
-                                         : budget_of(n_kept, view.n_tokens, view.layer,
-                                                     view.n_layers, obs_window(), options_.beta);
     HeadScores scores = observe(view, options_.what);
     raise_window(view, scores);
-    select_per_head(scores, budget, kept);
+    select_per_head(scores, budget(view, n_kept), kept);
+  }
+  int line(const PromptView& view, int n_kept, int layer) const {
+    const auto budget_of =
+        options_.flavour == Flavour::Factory ? whole_number_budget : pyramid_budget;
+    return budget_of(n_kept, view.n_tokens, layer, view.n_layers, obs_window(), options_.beta);
+  }
+  int budget(const PromptView& view, int n_kept) const {
+    // A single layer would get the top of the line, not its average.
+    if (view.n_layers < 2) return n_kept;
+    std::int64_t excess = -std::int64_t{n_kept} * view.n_layers;
+    for (int i = 0; i < view.n_layers; ++i) excess += line(view, n_kept, i);
+    const int wanted = line(view, n_kept, view.layer);
+    if (excess <= 0) return wanted;
+    const std::int64_t share = excess / view.n_layers + (view.layer < excess % view.n_layers);
+    return wanted - static_cast<int>(share);
   }
   Options options_;
 };

@@ -31,6 +31,18 @@ TEST(PyramidKv, FactoryBudgetsAreWholeNumbersAndOneLayerDoesNotDivideByZero) {
   EXPECT_EQ(pyramid_budget(1600.0, 4096, 0, 1, 64, 20), 3120);
 }
 
+TEST(PyramidKv, RoundingNeverAddsToTheBudget) {
+  PromptScene scene({.n_heads = 1, .n_kv_heads = 1, .n_tokens = 300, .n_last = 16});
+  scene.view.n_layers = 8;
+  const auto selector = make_selector("pyramidkv", {{"flavour", "factory"}, {"obs_window", "16"}});
+  std::size_t total = 0;
+  for (int layer = 0; layer < 8; ++layer) {
+    scene.view.layer = layer;
+    total += select(*selector, scene.view, 64)[0].size();
+  }
+  EXPECT_EQ(total, 8U * 64U);  // its whole-number line alone has 8 * 64.5
+}
+
 TEST(PyramidKv, LayersKeepTheirShareAndASingleLayerTheAverage) {
   PromptScene scene({.n_tokens = 400});
   const auto selector = make_selector("pyramidkv", {{"obs_window", "8"}});
