@@ -49,10 +49,10 @@ class EngineImpl final : public Engine {
     if (!cache) return std::unexpected(cache.error());
     if ((*cache)->selector_needs().value_norms) {
       if (Status s = load_norms(); !s) return std::unexpected(s.error());
-      (*cache)->set_value_norms([norms = norms_](int layer, int head, const float* v, int n,
-                                                 float* out) {
-        return norms->compute(layer, head, v, n, out);
-      });
+      (*cache)->set_value_norms(
+          [norms = norms_](int layer, int head, const float* v, int n, float* out) {
+            return norms->compute(layer, head, v, n, out);
+          });
     }
     return std::make_unique<SessionImpl>(context_, std::move(*cache));
   }

@@ -86,6 +86,7 @@ struct CaptureOptions {
   int moments_from = 0;  // first position whose query counts
   bool mass = false;
   double mass_power = 1.0;                 // attention^power is summed
+  std::vector<CacheConfig> quantisers;     // policies that may look at queries anywhere
   std::function<void(int, int)> progress;  // layer-blocks done, total
   const std::atomic<bool>* cancel = nullptr;
 

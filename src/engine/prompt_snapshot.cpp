@@ -4,18 +4,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
+#include <set>
 
 #include "policies/registry.h"
 
 namespace qevict {
 namespace {
 
+constexpr int kAll = std::numeric_limits<int>::max();
+
 // Has the attention collect what a snapshot keeps; never asked to select.
 class CaptureSelector final : public Selector {
  public:
   explicit CaptureSelector(const CaptureOptions& o)
-      : needs_{.last_queries = o.last_queries,
+      : needs_{.last_queries = o.quantisers.empty() ? o.last_queries : kAll,
                .query_moments = o.query_moments,
                .moments_from = o.moments_from,
                .mass = o.mass,
@@ -68,6 +72,10 @@ Result<CaptureOptions> CaptureOptions::covering(std::span<const CacheConfig> con
     const Result<const PolicySpec*> policy = require_policy(config);
     if (!policy) return std::unexpected(policy.error());
     configure_policy(**policy, config);
+    if ((*policy)->make_codec) {
+      all.quantisers.push_back(config);
+      continue;
+    }
     const bool once = (*policy)->schedule == Schedule::Once;
     const CaptureOptions one =
         needs_of(once ? Needs() : (*policy)->make_scorer(config)->needs(),
@@ -91,12 +99,58 @@ Result<CaptureOptions> CaptureOptions::covering(std::span<const CacheConfig> con
 std::size_t PromptSnapshot::bytes() const {
   std::size_t sum = bytes_of(logits_);
   for (const Layer& layer : layers_) {
-    sum += bytes_of(layer.k) + bytes_of(layer.v) + bytes_of(layer.q_last) + bytes_of(layer.mean) +
-           bytes_of(layer.covariance);
+    sum += bytes_of(layer.k) + bytes_of(layer.v) + bytes_of(layer.q_last) +
+           bytes_of(layer.q_probe) + bytes_of(layer.mean) + bytes_of(layer.covariance);
     for (const auto& head : layer.mass) sum += bytes_of(head);
     for (const auto& head : layer.value_norms) sum += bytes_of(head);
   }
   return sum;
+}
+
+namespace {
+
+// Rows of a prompt of n tokens whose queries the quantisers look at.
+Result<std::vector<int>> probe_rows(const HParams& hp, const CaptureOptions& options, int n) {
+  std::set<int> rows;
+  for (const CacheConfig& config : options.quantisers) {
+    const Result<const PolicySpec*> policy = require_policy(config);
+    if (!policy) return std::unexpected(policy.error());
+    const auto cache = KvCache::create(make_geometry(hp, config), 1, hp.rope, config, **policy);
+    if (!cache) return std::unexpected(cache.error());
+    const std::vector<int> wanted = (*cache)->codec(0)->probe_rows(n);
+    rows.insert(wanted.begin(), wanted.end());
+  }
+  return std::vector<int>(rows.begin(), rows.end());
+}
+
+}  // namespace
+
+void PromptSnapshot::keep(const PromptRows& rows, const PromptQueries& queries, const Geometry& g) {
+  QE_CHECK(rows.capacity == n_tokens_);  // the heads' rows follow each other
+  const auto heads = static_cast<std::size_t>(g.n_heads);
+  const auto dim = static_cast<std::size_t>(g.head_dim);
+  const auto n = static_cast<std::size_t>(n_tokens_);
+  Layer& layer = layers_.emplace_back();
+  layer.k = copy(rows.k, static_cast<std::size_t>(g.n_kv_heads) * n * dim);
+  layer.v = copy(rows.v, static_cast<std::size_t>(g.n_kv_heads) * n * dim);
+  layer.mean = copy(queries.moments.mean, heads * dim);
+  layer.covariance = copy(queries.moments.covariance, heads * dim * dim);
+  layer.n_queries = queries.moments.n_queries;
+  for (const std::span<const double> sums : queries.mass) {
+    layer.mass.emplace_back(sums.begin(), sums.end());
+  }
+  n_last_ = std::min(options_.last_queries, n_tokens_);
+  const auto held = static_cast<std::size_t>(queries.n_last);
+  for (std::size_t h = 0; h < heads; ++h) {
+    const float* end = queries.q_last + (h + 1) * held * dim;
+    layer.q_last.insert(layer.q_last.end(), end - static_cast<std::size_t>(n_last_) * dim, end);
+  }
+  for (const int row : probes_) {
+    for (std::size_t h = 0; h < heads; ++h) {
+      const float* q = queries.q_last + (h * held + static_cast<std::size_t>(row)) * dim;
+      layer.q_probe.insert(layer.q_probe.end(), q, q + dim);
+    }
+  }
 }
 
 Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(const SessionContext& context,
@@ -123,28 +177,15 @@ Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(const SessionContex
     prompt->options_.progress = nullptr;
     prompt->options_.cancel = nullptr;
     prompt->n_tokens_ = static_cast<int>(tokens.size());
+    auto probes = probe_rows(hp, options, prompt->n_tokens_);
+    if (!probes) return std::unexpected(probes.error());
+    prompt->probes_ = std::move(*probes);
     if (Status s = (*cache)->begin_prompt(prompt->n_tokens_, 0); !s) {
       return std::unexpected(s.error());
     }
     const auto keep = [&](int) -> Status {
       const TieredAttention::PromptLayer& done = attention.prompt_layer();
-      const Geometry& g = attention.geometry();
-      const std::size_t heads = static_cast<std::size_t>(g.n_heads);
-      const std::size_t dim = static_cast<std::size_t>(g.head_dim);
-      const PromptQueries& q = done.queries;
-      PromptSnapshot::Layer& layer = prompt->layers_.emplace_back();
-      QE_CHECK(done.rows.capacity == prompt->n_tokens_);  // the heads' rows follow each other
-      const std::size_t elements = static_cast<std::size_t>(g.n_kv_heads) * tokens.size() * dim;
-      layer.k = copy(done.rows.k, elements);
-      layer.v = copy(done.rows.v, elements);
-      layer.q_last = copy(q.q_last, heads * static_cast<std::size_t>(q.n_last) * dim);
-      layer.mean = copy(q.moments.mean, heads * dim);
-      layer.covariance = copy(q.moments.covariance, heads * dim * dim);
-      layer.n_queries = q.moments.n_queries;
-      for (const std::span<const double> sums : q.mass) {
-        layer.mass.emplace_back(sums.begin(), sums.end());
-      }
-      prompt->n_last_ = q.n_last;
+      prompt->keep(done.rows, done.queries, attention.geometry());
       return {};
     };
     GenerateOptions pass;
@@ -173,7 +214,7 @@ Result<std::shared_ptr<const PromptSnapshot>> capture_prompt(const SessionContex
 SnapshotReader::SnapshotReader(const PromptSnapshot& prompt, const KvCache& cache)
     : prompt_(prompt), cache_(cache) {}
 
-Status SnapshotReader::check(const Model& model) const {
+Status SnapshotReader::check(const Model& model) {
   if (prompt_.model_ != &model) {
     return bad_input(
         "the snapshot was made by another engine (snapshot): capture the prompt again");
@@ -181,8 +222,8 @@ Status SnapshotReader::check(const Model& model) const {
   const CaptureOptions wanted = needs_of(cache_.needs(), cache_.selector_needs());
   const CaptureOptions& has = prompt_.options_;
   const bool enough =
-      has.last_queries >= wanted.last_queries && (!wanted.mass || has.mass) &&
-      (!wanted.mass || has.mass_power == wanted.mass_power) &&
+      fill_probes(nullptr) && has.last_queries >= wanted.last_queries &&
+      (!wanted.mass || has.mass) && (!wanted.mass || has.mass_power == wanted.mass_power) &&
       (!wanted.query_moments || (has.query_moments && has.moments_from == wanted.moments_from));
   if (enough) return {};
   return bad_input(
@@ -205,15 +246,11 @@ Result<SnapshotReader::LayerInput> SnapshotReader::layer(int layer, const ValueN
   input.mass = unit_views_;
   const SelectorNeeds& needs = cache_.selector_needs();
   PromptQueries& queries = input.queries;
+  fill_last_queries(from);
   queries.n_last = std::min(needs.last_queries, prompt_.n_last_);
-  const std::size_t dim = static_cast<std::size_t>(cache_.geometry().head_dim);
-  q_last_.clear();
-  for (std::size_t h = 0; h < static_cast<std::size_t>(cache_.geometry().n_heads); ++h) {
-    const auto* end =
-        from.q_last.data() + (h + 1) * static_cast<std::size_t>(prompt_.n_last_) * dim;
-    q_last_.insert(q_last_.end(), end - static_cast<std::size_t>(queries.n_last) * dim, end);
-  }
   queries.q_last = q_last_.data();
+  fill_probes(&from);
+  queries.probes = {probe_rows_, q_probe_.data()};
   if (needs.query_moments) {
     queries.moments = {from.mean.data(), from.covariance.data(), from.n_queries};
   }
@@ -227,6 +264,35 @@ Result<SnapshotReader::LayerInput> SnapshotReader::layer(int layer, const ValueN
     queries.value_norms = norm_views_;
   }
   return input;
+}
+
+void SnapshotReader::fill_last_queries(const PromptSnapshot::Layer& from) {
+  const auto dim = static_cast<std::ptrdiff_t>(cache_.geometry().head_dim);
+  const std::ptrdiff_t held = prompt_.n_last_;
+  const std::ptrdiff_t n = std::min(cache_.selector_needs().last_queries, prompt_.n_last_);
+  q_last_.clear();
+  for (std::ptrdiff_t h = 0; h < cache_.geometry().n_heads; ++h) {
+    const float* end = from.q_last.data() + (h + 1) * held * dim;
+    q_last_.insert(q_last_.end(), end - n * dim, end);
+  }
+}
+
+// False when the snapshot lacks a row. from: null: only looks.
+bool SnapshotReader::fill_probes(const PromptSnapshot::Layer* from) {
+  probe_rows_.clear();
+  q_probe_.clear();
+  if (cache_.codec(0) == nullptr) return true;
+  probe_rows_ = cache_.codec(0)->probe_rows(prompt_.n_tokens_);
+  const auto width =
+      static_cast<std::ptrdiff_t>(cache_.geometry().n_heads) * cache_.geometry().head_dim;
+  for (const int row : probe_rows_) {
+    const auto at = std::ranges::lower_bound(prompt_.probes_, row);
+    if (at == prompt_.probes_.end() || *at != row) return false;
+    if (from == nullptr) continue;
+    const float* q = from->q_probe.data() + (at - prompt_.probes_.begin()) * width;
+    q_probe_.insert(q_probe_.end(), q, q + width);
+  }
+  return true;
 }
 
 void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head,

@@ -32,14 +32,19 @@ class PromptSnapshot {
     std::vector<fp16_t> k, v;               // [H][n][D], post-RoPE
     std::vector<std::vector<double>> mass;  // [n_heads][n]: column sums
     std::vector<float> q_last;              // [n_heads][n_last][D]
+    std::vector<float> q_probe;             // [probes][n_heads][D]
     std::vector<double> mean, covariance;   // of the queries before RoPE
     std::int64_t n_queries = 0;
     mutable std::vector<std::vector<float>> value_norms;  // [n_heads][n], or empty
   };
 
+  // Copies one layer, as the attention left it.
+  void keep(const PromptRows& rows, const PromptQueries& queries, const Geometry& geometry);
+
   const Model* model_ = nullptr;
   CaptureOptions options_;
   int n_tokens_ = 0, n_last_ = 0;
+  std::vector<int> probes_;  // rows whose queries a quantiser wants, ascending
   std::vector<Layer> layers_;
   std::vector<float> logits_;
 };
@@ -53,7 +58,7 @@ class SnapshotReader {
  public:
   SnapshotReader(const PromptSnapshot& prompt, const KvCache& cache);
   // What the cache's policy reads and the snapshot does not have, or another model's snapshot.
-  Status check(const Model& model) const;
+  Status check(const Model& model);
   struct LayerInput {
     PromptRows rows;
     std::span<const PromptMass> mass;
@@ -63,6 +68,8 @@ class SnapshotReader {
   Result<LayerInput> layer(int layer, const ValueNorms& norms);
 
  private:
+  void fill_last_queries(const PromptSnapshot::Layer& from);
+  bool fill_probes(const PromptSnapshot::Layer* from);
   // Column sums that this cache counts, of one query head.
   void head_mass(const PromptSnapshot::Layer& from, int head, std::vector<double>& sums) const;
   void fill_unit_mass(const PromptSnapshot::Layer& from);
@@ -72,7 +79,9 @@ class SnapshotReader {
   const KvCache& cache_;
   std::vector<std::vector<double>> unit_mass_;  // [units][windows]
   std::vector<PromptMass> unit_views_;
-  std::vector<float> q_last_;  // as many as the policy asks for
+  std::vector<float> q_last_;    // as many as the policy asks for
+  std::vector<int> probe_rows_;  // what a codec asks for
+  std::vector<float> q_probe_;
   std::vector<std::span<const double>> mass_views_;
   std::vector<std::span<const float>> norm_views_;
 };
