@@ -91,29 +91,6 @@ std::vector<const TaskSpec*> members(std::string_view group) {
 }
 bool is_group(std::string_view name) { return name == "ruler" || name == "longbench"; }
 
-class GroupTask final : public Task {
- public:
-  explicit GroupTask(std::string name) : name_(std::move(name)) {}
-  Result<std::vector<Sample>> samples(const Tokenizer& tokenizer,
-                                      const TaskOptions& options) const override {
-    std::vector<Sample> all;
-    for (const std::string& member : expand_task(name_, options)) {
-      const auto task = make_task(member);
-      if (!task) return std::unexpected(task.error());
-      Result<std::vector<Sample>> samples = (*task)->samples(tokenizer, options);
-      if (!samples) return std::unexpected(samples.error());
-      for (Sample& sample : *samples) {
-        sample.id = fmt::format("{}/{}", member.substr(name_.size() + 1), sample.id);
-        all.push_back(std::move(sample));
-      }
-    }
-    return all;
-  }
-
- private:
-  std::string name_;
-};
-
 Error unknown_task(std::string_view name) {
   std::string known = "ruler, longbench";
   for (const TaskSpec& spec : table()) known += ", " + spec.name;
@@ -140,7 +117,6 @@ std::vector<std::string> expand_task(std::string_view name, const TaskOptions& o
 }
 
 Result<std::unique_ptr<Task>> make_task(std::string_view name) {
-  if (is_group(name)) return std::make_unique<GroupTask>(std::string(name));
   for (const TaskSpec& spec : table()) {
     const bool takes_argument = spec.name.ends_with(':');
     if (takes_argument ? !name.starts_with(spec.name) : name != spec.name) continue;

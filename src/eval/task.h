@@ -68,8 +68,7 @@ struct TaskSpec {
   std::function<std::unique_ptr<Task>(const std::string& argument)> make;
 };
 std::span<const TaskSpec> tasks();
-// The error lists the known names. A group ("ruler", "longbench") is one task with all samples of
-// its tasks, ids prefixed with the task's name.
+// The error lists the known names; groups are none, expand_task() first.
 Result<std::unique_ptr<Task>> make_task(std::string_view name);
 // What a group stands for: "ruler" its 13 tasks, "longbench" those whose files are there. Any other
 // name stands for itself.
