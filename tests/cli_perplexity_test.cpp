@@ -1,4 +1,6 @@
 // qevict perplexity from outside.
+#include <cmath>
+
 #include "cli_runner.h"
 
 namespace qevict {
@@ -72,6 +74,42 @@ TEST_F(CliPerplexity, OwnAnswerIsTheFullCachesContinuation) {
   EXPECT_EQ(own["scored_tokens"], 8);
   for (json* line : {&forced, &own}) line->erase("tpot_ms");
   EXPECT_EQ(own, forced);
+}
+
+TEST_F(CliPerplexity, SeveralPromptsEndInGeometricMeans) {
+  const std::string a = write("a.txt", long_text(80));
+  const std::string b = write("b.txt", "A dog was here. " + long_text(90));
+  const CliResult r =
+      cli({"perplexity", "-m", model(), "-f", a, b, "--prompt", "150", "--continue", "20", "--kl",
+           "--json", "--policies", "full,qevict,qevict:quant_share=0", "--budgets", "0.4,0.5"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const std::vector<json> lines = r.json_lines();
+  ASSERT_EQ(lines.size(), 15U);  // 5 rows a prompt, then 5 means
+  for (std::size_t i = 0; i < 5; ++i) {
+    const json& mean = lines[10 + i];
+    EXPECT_EQ(lines[i]["prompt"], a);
+    EXPECT_EQ(lines[5 + i]["prompt"], b);
+    EXPECT_EQ(mean["prompts"], 2);
+    EXPECT_EQ(mean["policy"], lines[i]["policy"]);
+    EXPECT_EQ(mean["budget"], lines[i]["budget"]);
+    const double ppl = std::sqrt(lines[i]["ppl"].get<double>() * lines[5 + i]["ppl"].get<double>());
+    EXPECT_NEAR(mean["ppl_geomean"].get<double>() / ppl, 1.0, 1e-9);
+    const double kl =
+        std::sqrt(lines[i]["kl_mean"].get<double>() * lines[5 + i]["kl_mean"].get<double>());
+    EXPECT_NEAR(mean["kl_geomean"].get<double>(), kl, 1e-9 * kl);
+  }
+  EXPECT_FALSE(lines[11].contains("kl_over"));  // the reference itself
+  const json& over = lines[13].at("kl_over").at("qevict");
+  ASSERT_EQ(over.size(), 1U);  // the budget of its own
+  const json& ratio = over.at("0.4");
+  EXPECT_NEAR(ratio["ratio"].get<double>(),
+              lines[13]["kl_geomean"].get<double>() / lines[11]["kl_geomean"].get<double>(), 1e-9);
+  EXPECT_LE(ratio["low"], ratio["ratio"]);
+  EXPECT_GE(ratio["high"], ratio["ratio"]);
+  const CliResult forced = cli({"perplexity", "-m", model(), "-f", a, b, "--forced-tokens",
+                                write("ids.json", "[1,2]"), "--prompt", "9"});
+  EXPECT_EQ(forced.exit_code, 2);
+  EXPECT_NE(forced.err.find("1 files of forced tokens for 2 prompts"), std::string::npos);
 }
 
 TEST_F(CliPerplexity, RefusesWhatItCannotScore) {

@@ -48,6 +48,7 @@ struct CliSetup {
   std::vector<std::string> environment = {};  // "NAME=value"
   bool interrupt_after_output = false;        // SIGINT as soon as something is on stdout
   std::string watched_file = {};              // ... or in this file
+  int signal = SIGINT;                        // another one
   std::string stdout_path = {};               // instead of a file that is read back
   bool closed_stdout = false;                 // a pipe that nobody reads
 };
@@ -107,7 +108,7 @@ class CliTest : public ::testing::Test {
         ended = waitpid(child, &status, WNOHANG) == child;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
-      if (!ended) kill(child, SIGINT);
+      if (!ended) kill(child, setup.signal);
     }
     if (!ended) waitpid(child, &status, 0);
     CliResult result;

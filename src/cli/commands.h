@@ -22,6 +22,7 @@ void add_bench_command(CLI::App& app, int& exit_code);
 void add_bench_kernels(CLI::App& bench, int& exit_code);  // a subcommand of `bench`
 void add_perplexity_command(CLI::App& app, int& exit_code);
 void add_demo_command(CLI::App& app, int& exit_code);
+void add_eval_command(CLI::App& app, int& exit_code);
 
 // The file of a model's name or path; a known name that was not fetched yet is an error that says
 // so.
@@ -31,6 +32,8 @@ Result<std::unique_ptr<Engine>> load_engine(const CommonOptions& options, const 
 
 // For `qevict --version`.
 std::string version_text();
+// "0.1.0 (COMMIT)".
+std::string version_name();
 
 // The summary after a run: tokens, times, cache.
 void print_summary(const GenerateResult& result, const Console& console);

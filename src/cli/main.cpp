@@ -84,6 +84,7 @@ int run_program(int argc, char** argv) {
   add_policies_command(app, exit_code);
   add_bench_command(app, exit_code);
   add_perplexity_command(app, exit_code);
+  add_eval_command(app, exit_code);
   add_demo_command(app, exit_code);
   try {
     app.parse(argc, argv);

@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <optional>
 
 #include "cli/commands.h"
+#include "cli/contenders.h"
 #include "cli/inputs.h"
-#include "cli/json_report.h"
+#include "cli/perplexity_summary.h"
 #include "cli/signals.h"
 
 namespace qevict::cli {
@@ -17,7 +18,7 @@ struct PerplexityArgs {
   CLI::App* app = nullptr;
   CommonOptions common;
   PerplexityOptions options;
-  std::string file, prompt_tokens, forced_tokens;
+  std::vector<std::string> files, prompt_tokens, forced_tokens;
   bool parse_special = false;
   std::vector<std::string> policies = {"full", "qevict"};
   std::vector<std::string> budgets = {"0.2"};
@@ -25,124 +26,150 @@ struct PerplexityArgs {
   bool given(const std::string& option) const { return app->count(option) > 0; }
 };
 
-// Every policy at every budget; a policy that keeps everything has one row.
-Result<std::vector<PerplexityCell>> make_cells(const PerplexityArgs& args) {
+std::vector<PerplexityCell> make_cells(const std::vector<Contender>& contenders) {
   std::vector<PerplexityCell> cells;
-  for (const std::string& policy : args.policies) {
-    for (const std::string& budget : args.budgets) {
-      PerplexityCell cell{policy, args.common.cache};
-      const Result<KvBudget> parsed = KvBudget::parse(budget);
-      if (!parsed) return std::unexpected(parsed.error());
-      cell.config.budget = *parsed;
-      if (Status s = apply_policy(policy, cell.config); !s) return std::unexpected(s.error());
-      if (Status s = cell.config.validate(); !s) return std::unexpected(s.error());
-      const bool full = cell.config.policy == "full";
-      if (full) cell.config.budget.value = 1.0;
-      cells.push_back(std::move(cell));
-      if (full) break;
-    }
-  }
+  for (const Contender& c : contenders) cells.push_back({c.policy, c.config});
   return cells;
 }
 
-struct Inputs {
+// A prompt before there is a tokenizer.
+struct Input {
+  std::string name;  // its file
   std::string text;
-  std::optional<TokenList> prompt, forced;
+  std::optional<TokenList> tokens, forced;
 };
 
-Result<Inputs> read_inputs(const PerplexityArgs& args) {
-  Inputs inputs;
-  if (args.given("-f") == args.given("--prompt-tokens")) {
+Result<Input> read_input(const std::string& file, bool is_text) {
+  Input input{file, {}, {}, {}};
+  if (!is_text) {
+    Result<TokenList> list = read_token_list(file);
+    if (!list) return std::unexpected(list.error());
+    input.tokens = std::move(*list);
+    return input;
+  }
+  Result<std::string> text = read_text(file);
+  if (!text) return std::unexpected(text.error());
+  input.text = std::move(*text);
+  if (Status s = check_utf8(input.text, file); !s) return std::unexpected(s.error());
+  return input;
+}
+
+Result<std::vector<Input>> read_inputs(const PerplexityArgs& args) {
+  const bool is_text = args.given("-f");
+  if (is_text == args.given("--prompt-tokens")) {
     return bad_input("no text, or two (command line): give -f FILE or --prompt-tokens IDS.json");
   }
-  if (args.given("-f")) {
-    Result<std::string> text = read_text(args.file);
-    if (!text) return std::unexpected(text.error());
-    inputs.text = std::move(*text);
-    if (Status s = check_utf8(inputs.text, args.file); !s) return std::unexpected(s.error());
-  } else {
-    Result<TokenList> list = read_token_list(args.prompt_tokens);
-    if (!list) return std::unexpected(list.error());
-    inputs.prompt = std::move(*list);
+  std::vector<Input> inputs;
+  for (const std::string& file : is_text ? args.files : args.prompt_tokens) {
+    Result<Input> input = read_input(file, is_text);
+    if (!input) return std::unexpected(input.error());
+    inputs.push_back(std::move(*input));
   }
-  if (args.given("--forced-tokens")) {
-    Result<TokenList> list = read_token_list(args.forced_tokens);
+  if (args.forced_tokens.empty()) return inputs;
+  if (args.forced_tokens.size() != inputs.size()) {
+    return bad_input(
+        fmt::format("{} files of forced tokens for {} prompts (--forced-tokens): give one each",
+                    args.forced_tokens.size(), inputs.size()));
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Result<TokenList> list = read_token_list(args.forced_tokens[i]);
     if (!list) return std::unexpected(list.error());
-    inputs.forced = std::move(*list);
+    inputs[i].forced = std::move(*list);
   }
   return inputs;
 }
 
-Json to_json(const PerplexityResult& r, bool kl) {
-  Json line = {{"policy", r.policy},
-               {"budget", r.budget.to_string()},
-               {"prompt_tokens", r.prompt_tokens},
-               {"scored_tokens", r.scored_tokens},
-               {"ppl", r.ppl},
-               {"ppl_stderr", r.ppl_stderr}};
-  if (kl) {
-    line["kl_mean"] = r.kl_mean;
-    line["kl_p99"] = r.kl_p99;
-    line["same_top1"] = r.same_top1;
+// The tokens of a prompt, and the options for it.
+struct Prompt {
+  std::vector<TokenId> tokens;
+  PerplexityOptions options;
+};
+
+Result<Prompt> make_prompt(const PerplexityArgs& args, const Input& input,
+                           const Tokenizer& tokenizer) {
+  Prompt prompt{{}, args.options};
+  Result<std::vector<TokenId>> tokens = input.tokens ? to_tokens(*input.tokens, tokenizer.n_vocab())
+                                                     : tokenizer.encode(input.text, true, false);
+  if (!tokens) return std::unexpected(tokens.error());
+  prompt.tokens = std::move(*tokens);
+  if (args.given("--own-answer")) {
+    prompt.options.own_answer = true;
+    if (!args.given("--prompt")) prompt.options.n_prompt = static_cast<int>(prompt.tokens.size());
   }
-  line["kv_resident_bytes"] = r.kv_resident_bytes;
-  line["tpot_ms"] = r.tpot_median_ms;
-  return line;
+  if (!input.forced) return prompt;
+  Result<std::vector<TokenId>> forced = to_tokens(*input.forced, tokenizer.n_vocab());
+  if (!forced) return std::unexpected(forced.error());
+  prompt.options.forced = std::move(*forced);
+  // Ids and a continuation say themselves how long they are.
+  if (!args.given("--continue"))
+    prompt.options.n_continue = static_cast<int>(prompt.options.forced.size());
+  if (!args.given("--prompt") && input.tokens)
+    prompt.options.n_prompt = static_cast<int>(prompt.tokens.size());
+  return prompt;
 }
 
-std::string to_row(const PerplexityResult& r, bool kl) {
-  std::string row =
-      fmt::format("{:<24} {:>8} {:>10} {:>10.4f} +- {:<8.4f}", r.policy, r.budget.to_string(),
-                  format_bytes(r.kv_resident_bytes), r.ppl, r.ppl_stderr);
-  if (kl) row += fmt::format(" {:>10.3g} {:>10.3g} {:>9.3f}", r.kl_mean, r.kl_p99, r.same_top1);
-  return row + fmt::format(" {:>10}\n", format_ms(r.tpot_median_ms));
+void write_results(const PerplexityArgs& args, const std::string& prompt, bool named,
+                   const std::vector<PerplexityResult>& results, Output& output) {
+  const bool kl = args.options.kl;
+  if (args.common.json) {
+    for (const PerplexityResult& r : results) {
+      output.write(dump_json(perplexity_json(prompt, r, kl)) + "\n");
+    }
+    return;
+  }
+  if (named) output.write(prompt + "\n");
+  output.write(perplexity_header(kl));
+  for (const PerplexityResult& r : results) output.write(perplexity_row(r, kl));
+}
+
+void write_means(const PerplexityArgs& args, const std::vector<Contender>& contenders,
+                 const std::vector<std::vector<PerplexityResult>>& results, Output& output) {
+  const bool kl = args.options.kl;
+  const int first = perplexity_reference(contenders);
+  const std::string reference = first < 0 ? "" : contenders[first].policy;
+  const std::vector<PerplexityMean> means = perplexity_means(contenders, results);
+  if (!args.common.json) {
+    output.write(fmt::format(
+        "geometric mean of {} prompts{}\n", results.size(),
+        kl && first >= 0 ? fmt::format("; KL as a multiple of {}'s (95 % interval)", reference)
+                         : std::string()));
+  }
+  for (std::size_t i = 0; i < means.size(); ++i) {
+    output.write(args.common.json
+                     ? dump_json(mean_json(contenders[i], means[i], reference, kl)) + "\n"
+                     : mean_row(contenders[i], means[i], kl));
+  }
 }
 
 Result<int> perplexity(PerplexityArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
-  args.policies = join_parameters(std::move(args.policies));
-  const Result<std::vector<PerplexityCell>> cells = make_cells(args);
-  if (!cells) return std::unexpected(cells.error());
-  Result<Inputs> inputs = read_inputs(args);
+  const Result<std::vector<Contender>> contenders =
+      make_contenders(args.common.cache, args.policies, args.budgets);
+  if (!contenders) return std::unexpected(contenders.error());
+  const std::vector<PerplexityCell> cells = make_cells(*contenders);
+  const Result<std::vector<Input>> inputs = read_inputs(args);
   if (!inputs) return std::unexpected(inputs.error());
   const Console console(args.common.quiet);
   const auto engine = load_engine(args.common, console);
   if (!engine) return std::unexpected(engine.error());
-  const Tokenizer& tokenizer = (*engine)->tokenizer();
-  Result<std::vector<TokenId>> text =
-      inputs->prompt ? to_tokens(*inputs->prompt, tokenizer.n_vocab())
-                     : tokenizer.encode(inputs->text, true, args.parse_special);
-  if (!text) return std::unexpected(text.error());
-  if (inputs->forced) {
-    Result<std::vector<TokenId>> forced = to_tokens(*inputs->forced, tokenizer.n_vocab());
-    if (!forced) return std::unexpected(forced.error());
-    args.options.forced = std::move(*forced);
-    // Ids and a continuation say themselves how long they are.
-    if (!args.given("--continue"))
-      args.options.n_continue = static_cast<int>(args.options.forced.size());
-    if (!args.given("--prompt") && inputs->prompt)
-      args.options.n_prompt = static_cast<int>(text->size());
-  }
-  if (args.given("--own-answer")) {
-    args.options.own_answer = true;
-    if (!args.given("--prompt")) args.options.n_prompt = static_cast<int>(text->size());
-  }
   args.options.cancel = &interrupt_flag();
-  ProgressBar bar(console, "reading and decoding");
-  args.options.progress = [&bar](double fraction) { bar.update(fraction); };
-  const auto results = measure_perplexity(**engine, *text, *cells, args.options);
-  bar.clear();
-  if (!results) return std::unexpected(results.error());
   Output output;
-  const bool kl = args.options.kl;
-  if (!args.common.json) {
-    output.write(fmt::format(
-        "{:<24} {:>8} {:>10} {:>22}{} {:>10}\n", "policy", "budget", "KV", "perplexity +- stderr",
-        kl ? fmt::format(" {:>10} {:>10} {:>9}", "KL mean", "KL p99", "same top") : "", "TPOT"));
+  ProgressBar bar(console, "reading and decoding");
+  const auto n = static_cast<double>(inputs->size());
+  std::vector<std::vector<PerplexityResult>> all;
+  for (const Input& input : *inputs) {
+    Result<Prompt> prompt = make_prompt(args, input, (*engine)->tokenizer());
+    if (!prompt) return std::unexpected(prompt.error());
+    prompt->options.progress = [&](double fraction) {
+      bar.update((static_cast<double>(all.size()) + fraction) / n);
+    };
+    auto results = measure_perplexity(**engine, prompt->tokens, cells, prompt->options);
+    bar.clear();
+    if (!results) return std::unexpected(results.error());
+    write_results(args, input.name, inputs->size() > 1, *results, output);
+    all.push_back(std::move(*results));
   }
-  for (const PerplexityResult& r : *results) {
-    output.write(args.common.json ? dump_json(to_json(r, kl)) + "\n" : to_row(r, kl));
-  }
+  if (all.size() > 1) write_means(args, *contenders, all, output);
   if (Status s = output.status(); !s) return std::unexpected(s.error());
   return kOk;
 }
@@ -155,15 +182,19 @@ void add_perplexity_command(CLI::App& app, int& exit_code) {
       "perplexity", "perplexity and KL divergence from the full cache, token by token");
   args->app = command;
   const std::string group = "Text";
-  command->add_option("-f,--file", args->file, "the text")->type_name("FILE")->group(group);
   command
-      ->add_option("--prompt-tokens", args->prompt_tokens, "the text as a JSON array of token ids")
-      ->type_name("IDS.json")
+      ->add_option("-f,--file", args->files, "the text; several: one after the other, then means")
+      ->type_name("FILE...")
+      ->group(group);
+  command
+      ->add_option("--prompt-tokens", args->prompt_tokens,
+                   "the text as a JSON array of token ids; several, too")
+      ->type_name("IDS.json...")
       ->group(group);
   command
       ->add_option("--forced-tokens", args->forced_tokens,
-                   "decode along these tokens instead of the text's next ones")
-      ->type_name("IDS.json")
+                   "decode along these tokens instead of the text's next ones; one file a text")
+      ->type_name("IDS.json...")
       ->group(group);
   command
       ->add_option("--own-answer", args->options.n_continue,

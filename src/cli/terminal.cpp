@@ -113,15 +113,17 @@ std::string Console::paint(std::string_view text, std::string_view style) const 
 ProgressBar::ProgressBar(const Console& console, std::string label)
     : shown_(console.shows_progress()), label_(std::move(label)) {}
 
-void ProgressBar::update(double fraction) {
+void ProgressBar::update(double fraction, std::string_view note) {
   if (!shown_) return;
   const int percent = static_cast<int>(100.0 * std::clamp(fraction, 0.0, 1.0));
-  if (percent == last_percent_) return;
+  if (percent == last_percent_ && note == last_note_) return;
   last_percent_ = percent;
+  last_note_ = note;
   constexpr int kWidth = 30;
   const int filled = kWidth * percent / 100;
-  write_all(STDERR_FILENO, fmt::format("\r{} [{}{}] {:3d}%", label_, std::string(filled, '#'),
-                                       std::string(kWidth - filled, ' '), percent));
+  write_all(STDERR_FILENO,
+            fmt::format("\r{} [{}{}] {:3d}%{}\x1b[K", label_, std::string(filled, '#'),
+                        std::string(kWidth - filled, ' '), percent, note));
 }
 
 std::function<void(int, int)> ProgressBar::block_counter() {

@@ -47,7 +47,7 @@ class ProgressBar {
   ~ProgressBar() { clear(); }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
-  void update(double fraction);  // 0..1
+  void update(double fraction, std::string_view note = {});  // 0..1; the note stands behind it
   // A callback for GenerateOptions::prefill_progress; the bar goes with the last block.
   std::function<void(int done, int total)> block_counter();
   void clear();
@@ -56,6 +56,7 @@ class ProgressBar {
   bool shown_;
   std::string label_;
   int last_percent_ = -1;
+  std::string last_note_;
 };
 
 // stdout, unbuffered and patient with signals. After a failure further writes do nothing.

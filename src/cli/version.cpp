@@ -7,6 +7,8 @@
 
 namespace qevict::cli {
 
+std::string version_name() { return QEVICT_VERSION " (" QEVICT_COMMIT ")"; }
+
 std::string version_text() {
   std::string isas;
   for (const std::string& isa : available_isas()) isas += (isas.empty() ? "" : ", ") + isa;

@@ -51,12 +51,13 @@ struct PerplexityResult {
   double ppl = 0.0, ppl_stderr = 0.0;  // standard error by the delta method
   double kl_mean = 0.0, kl_p99 = 0.0;  // nats; with PerplexityOptions::kl
   double same_top1 = 0.0;              // share of tokens where both have the same most likely one
-  double tpot_median_ms = 0.0;
+  double tpot_median_ms = 0.0;  // of a step, this sequence's share: all cells are decoded together
   std::int64_t kv_resident_bytes = 0;  // at the end, the most over the places
 };
 
-// The cells in the order given. All of them are decoded side by side, so memory holds all of their
-// caches. Errors: BadInput when the text is shorter than n_prompt + n_continue, Interrupted.
+// The cells in the order given. All of them are decoded side by side, as one batch, so memory holds
+// all of their caches. Errors: BadInput when the text is shorter than n_prompt + n_continue,
+// Interrupted.
 Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
                                                          std::span<const TokenId> text,
                                                          std::span<const PerplexityCell> cells,

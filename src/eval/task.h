@@ -66,6 +66,8 @@ struct TaskSpec {
   std::string name;    // "ruler:vt"; one that ends in ':' takes the rest as its argument ("file:")
   std::string source;  // paper or data set
   std::function<std::unique_ptr<Task>(const std::string& argument)> make;
+  // CacheConfig::local_share of policies that route by windows, where no local zone was asked for.
+  double local_share = 0.0;
 };
 std::span<const TaskSpec> tasks();
 // The error lists the known names; groups are none, expand_task() first.
