@@ -10,9 +10,10 @@ namespace {
 
 class Quantisers : public RecallTest {
  protected:
-  static CacheConfig config_of(const std::string& policy) {
+  static CacheConfig config_of(const std::string& policy, const std::string& bits = "") {
     CacheConfig config;
     config.policy = policy;
+    if (!bits.empty()) config.policy_parameters = {{"bits", bits}};
     config.budget = {KvBudget::Unit::Ratio, 0.01};  // ignored
     return config;
   }
@@ -22,14 +23,19 @@ class Quantisers : public RecallTest {
 TEST_F(Quantisers, AnswerFromAWholeQuantisedCache) {
   const struct {
     const char* policy;
+    const char* bits;
     double least;
-  } cases[] = {{"kivi", 0.9}, {"kvquant", 0.97}, {"zipcache", 0.9}};
+  } cases[] = {{"kivi", "2", 0.9},       // 0.987
+               {"kivi", "4", 0.97},      // 1.000
+               {"kvquant", "2", 0.9},    // 1.000
+               {"kvquant", "4", 0.97},   // 1.000
+               {"zipcache", "", 0.97}};  // 1.000
   for (const auto& c : cases) {
     RecallShape shape;
     shape.n_tokens = 1024;
-    const RecallScore score = ask(config_of(c.policy), shape, 150);
-    std::printf("  %s\n", describe(c.policy, score).c_str());
-    EXPECT_GE(score.accuracy(), c.least) << c.policy;
+    const RecallScore score = ask(config_of(c.policy, c.bits), shape, 150);
+    std::printf("  %s\n", describe(c.policy + std::string(" ") + c.bits, score).c_str());
+    EXPECT_GE(score.accuracy(), c.least) << c.policy << c.bits;
   }
 }
 
@@ -49,6 +55,21 @@ TEST_F(Quantisers, ReportWhatTheyHold) {
     EXPECT_FALSE(stats.uncompressed);
     EXPECT_FALSE(stats.budget_raised);
   }
+}
+
+TEST_F(Quantisers, RefuseWhatTheyCannotDo) {
+  const auto error = [&](const char* policy, const char* key, const char* value) {
+    CacheConfig config = config_of(policy);
+    config.policy_parameters = {{key, value}};
+    const auto session = engine_->create_session(config);
+    return session ? std::string() : session.error().message;
+  };
+  EXPECT_NE(error("kivi", "bits", "3").find("bits"), std::string::npos);
+  EXPECT_NE(error("kivi", "residual", "48").find("multiple of 32"), std::string::npos);
+  EXPECT_NE(error("kvquant", "bits", "8").find("bits"), std::string::npos);
+  EXPECT_NE(error("kvquant", "sparsity", "2").find("sparsity"), std::string::npos);
+  EXPECT_NE(error("zipcache", "bits", "4").find("bits"), std::string::npos);
+  EXPECT_EQ(error("kivi", "residual", "128"), "");
 }
 
 // A second prompt reads the dequantised rows of the first.
