@@ -58,6 +58,33 @@ TEST_F(CliPerplexity, StridesScoreSeveralPlaces) {
   EXPECT_FALSE(r.contains("kl_mean"));
 }
 
+TEST_F(CliPerplexity, DiagnosticsHoldPoliciesAgainstTheFullCachesAttention) {
+  const std::string text = write("text.txt", long_text(300));
+  const std::vector<json> lines =
+      cli({"perplexity", "-m", model(), "-f", text, "--prompt", "200", "--continue", "18",
+           "--diagnostics", "--details", "--json", "--policies", "full,qevict,qevict:quant_share=0",
+           "--budgets", "0.5"})
+          .json_lines();
+  ASSERT_EQ(lines.size(), 2U);  // the full cache is what they are held against
+  EXPECT_EQ(lines[0]["name"], "qevict");
+  EXPECT_EQ(lines[0]["decode_steps"], 17);
+  EXPECT_EQ(lines[0]["event_steps"], json({0, 8, 16}));
+  EXPECT_LT(lines[0]["fmm"], lines[1]["fmm"]);
+  EXPECT_GT(lines[0]["share_quantized"], 0.0);
+  EXPECT_TRUE(lines[1]["qsa"].is_null());
+  EXPECT_EQ(lines[0]["step_kl"].size(), 17U);
+}
+
+TEST_F(CliPerplexity, DiagnosticsOfThePapersVariantsAreATable) {
+  const std::string text = write("text.txt", long_text(300));
+  const CliResult r = cli({"perplexity", "-m", model(), "-f", text, "--prompt", "200",
+                           "--own-answer", "10", "--diagnostics", "--budgets", "0.5"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  for (const char* name : {"R1 ", "R2 ", "R3 ", "R4 ", "R3 without promotion", "R4 (ceil)"}) {
+    EXPECT_NE(r.out.find(name), std::string::npos) << name;
+  }
+}
+
 TEST_F(CliPerplexity, OwnAnswerIsTheFullCachesContinuation) {
   const std::string text = write("text.txt", long_text(40));
   const json answer = cli({"run", "-m", model(), "-f", text, "--policy", "full", "--ignore-eos",

@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/run_report.h"
+#include "vectors_diagnostics.h"
 
 namespace qevict::vectors {
 namespace {
@@ -248,12 +249,16 @@ std::vector<CaseResult> check_trace(const json& trace, const std::string& file,
   if (!full) return {{"full cache", CaseResult::Outcome::Fail, full.error().message}};
   auto qevict = run_along(**engine, trace, "qevict");
   if (!qevict) return {{"qevict", CaseResult::Outcome::Fail, qevict.error().message}};
-  return {check_full(*full, trace, bounds),
-          check_bytes(*qevict, trace),
-          check_tiers(*qevict, trace, bounds),
-          check_scores(*qevict, trace, bounds),
-          check_teacher_logits(*qevict, trace, bounds),
-          check_promotions(*qevict, trace)};
+  std::vector<CaseResult> results = {check_full(*full, trace, bounds),
+                                     check_bytes(*qevict, trace),
+                                     check_tiers(*qevict, trace, bounds),
+                                     check_scores(*qevict, trace, bounds),
+                                     check_teacher_logits(*qevict, trace, bounds),
+                                     check_promotions(*qevict, trace)};
+  for (CaseResult& r : check_diagnostics(**engine, trace, !bounds.tiers_identical)) {
+    results.push_back(std::move(r));
+  }
+  return results;
 }
 
 }  // namespace qevict::vectors

@@ -8,7 +8,7 @@
 namespace qevict {
 
 void TieredAttention::set_observer(MassObserver* observer) {
-  QE_CHECK(observer == nullptr || materialised_ == nullptr);
+  QE_CHECK(observer == nullptr || (materialised_ == nullptr && codec_ == nullptr));
   observer_ = observer;
   want_mass_ = cache_.needs().mass || observer != nullptr;
 }

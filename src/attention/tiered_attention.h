@@ -62,7 +62,7 @@ class TieredAttention final : public Attention {
   const Geometry& geometry() const { return geometry_; }
   // First layer whose K or V left fp16's finite range since the last call, or -1.
   int take_nonfinite_layer() { return nonfinite_layer_.exchange(-1); }
-  // Between prompts and steps only; null: none. Not with materialised attention.
+  // Between prompts and steps only; null: none. Not with materialised attention or row codecs.
   void set_observer(MassObserver* observer);
   // Seconds that the first thread spent in prepare and attend since the last call.
   double take_seconds();

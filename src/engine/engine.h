@@ -109,7 +109,7 @@ class Session {
   virtual TokenId pending_token() const = 0;
   virtual void set_trace(KvCache::TraceSink sink) = 0;
   // Reads the attention of each head from the next prompt or step on; null: none. It outlives the
-  // session or is taken back. Fused attention only.
+  // session or is taken back. Fused attention without row codecs only.
   virtual void set_observer(MassObserver* observer) = 0;
   // For tests and benchmarks: prompt only, then single steps. logits stay valid until the next
   // call.

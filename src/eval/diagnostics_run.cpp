@@ -101,6 +101,7 @@ class Run {
     const auto open = [&](Session& session) {
       cache = &session.cache();
       recorder = std::make_unique<PolicyRecorder>(*cache, n_positions());
+      if (cache->codec(0) != nullptr) return;  // keeps everything, routes nothing
       session.set_observer(recorder.get());
       session.set_trace([&](const LayerEvent& event) { recorder->on_event(event); });
     };
@@ -164,6 +165,24 @@ std::vector<DiagnosticsCell> paper_variants(const CacheConfig& base) {
     cells.push_back({"R4" + suffix, r4});
   }
   return cells;
+}
+
+Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
+                                               int n, const std::atomic<bool>* cancel) {
+  CacheConfig full;
+  full.policy = "full";
+  auto session = engine.create_session(full);
+  if (!session) return std::unexpected(session.error());
+  GenerateOptions options;
+  options.n_predict = n;
+  options.cancel = cancel;
+  auto answer = (*session)->generate(prompt, options);
+  if (!answer) return std::unexpected(answer.error());
+  if (answer->failure) return std::unexpected(*answer->failure);
+  if (answer->stop_reason == StopReason::Interrupted) {
+    return interrupted("interrupted while decoding (Ctrl-C): run it again");
+  }
+  return std::move(answer->tokens);
 }
 
 Result<DiagnosticsReport> run_diagnostics(Engine& engine, std::span<const TokenId> prompt,

@@ -31,7 +31,8 @@ struct DiagnosticsOptions {
   const std::atomic<bool>* cancel = nullptr;
 };
 
-// One policy along the forced tokens.
+// One policy along the forced tokens. A quantiser that keeps every token has no events: only nll
+// and kl are defined.
 struct DiagnosticsRow {
   std::string name;
   CacheConfig config;
@@ -51,6 +52,11 @@ struct DiagnosticsReport {
   std::vector<double> full_nll;  // the full cache's own
   std::vector<DiagnosticsRow> rows;
 };
+
+// The full cache's own greedy answer to a prompt, at most n tokens and up to its end-of-generation
+// token: what other caches are forced along.
+Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
+                                               int n, const std::atomic<bool>* cancel = nullptr);
 
 // Reads `prompt`, then decodes along `forced`, whose last token is only predicted. Memory: a float
 // for each layer, query head, step and position, and the full cache's logits of all steps. Errors:
