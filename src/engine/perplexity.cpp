@@ -8,7 +8,9 @@
 #include <memory>
 #include <numeric>
 
+#include "engine/prompt_fork.h"
 #include "engine/run_report.h"
+#include "engine/uniform_batch.h"
 
 namespace qevict {
 namespace {
@@ -26,6 +28,12 @@ double kl_divergence(std::span<const float> reference, double reference_sum,
   return std::max(sum, 0.0);  // rounding can leave -1e-17
 }
 
+CacheConfig full_cache() {
+  CacheConfig full;
+  full.policy = "full";
+  return full;
+}
+
 // What is collected for one cell, over all places.
 struct Scores {
   std::vector<double> nll, kl;
@@ -36,11 +44,7 @@ struct Scores {
 class Measurement {
  public:
   Measurement(Engine& engine, std::span<const PerplexityCell> cells, const PerplexityOptions& o)
-      : engine_(engine),
-        cells_(cells),
-        o_(o),
-        scores_(cells.size()),
-        batch_(engine.create_batch()) {
+      : engine_(engine), cells_(cells), o_(o), scores_(cells.size()), batch_(engine) {
     for (std::size_t i = 0; i < cells.size(); ++i) {
       if (cells[i].config.policy == "full") reference_ = i;
     }
@@ -49,15 +53,7 @@ class Measurement {
   // One place: the text from its first prompt token on.
   Status run(std::span<const TokenId> prompt, std::span<const TokenId> continuation, double begin,
              double share) {
-    sessions_.clear();
-    for (const PerplexityCell& cell : cells_) {
-      if (Status s = open(cell.config, prompt, begin, share); !s) return s;
-    }
-    if (needs_reference()) {
-      CacheConfig full;
-      full.policy = "full";
-      if (Status s = open(full, prompt, begin, share); !s) return s;
-    }
+    if (Status s = open(prompt, begin, share); !s) return s;
     for (std::size_t i = 0; i < continuation.size(); ++i) {
       if (i > 0) score(continuation[i]);
       if (i + 1 == continuation.size()) break;
@@ -105,29 +101,23 @@ class Measurement {
   }
 
  private:
-  struct Decoded {
-    std::unique_ptr<Session> session;
-    std::span<const float> logits;
-  };
-
   bool needs_reference() const { return o_.kl && reference_ == cells_.size(); }
 
-  Status open(const CacheConfig& config, std::span<const TokenId> prompt, double begin,
-              double share) {
-    auto session = engine_.create_session(config);
-    if (!session) return std::unexpected(session.error());
-    GenerateOptions options;
-    options.cancel = o_.cancel;
-    const double n = static_cast<double>(cells_.size()) + (needs_reference() ? 1.0 : 0.0);
-    const double before = static_cast<double>(sessions_.size());
+  // The cells' sessions, then the reference's where it is none of them.
+  Status open(std::span<const TokenId> prompt, double begin, double share) {
+    sessions_.clear();
+    std::vector<CacheConfig> configs;
+    for (const PerplexityCell& cell : cells_) configs.push_back(cell.config);
+    if (needs_reference()) configs.push_back(full_cache());
+    ForkOptions fork;
+    fork.max_new = o_.n_continue;
+    fork.cancel = o_.cancel;
     if (o_.progress) {
-      options.prefill_progress = [&, n, before](int done, int total) {
-        o_.progress(begin + share * 0.5 * (before + static_cast<double>(done) / total) / n);
-      };
+      fork.progress = [&](double done) { o_.progress(begin + share * 0.5 * done); };
     }
-    const auto logits = (*session)->prefill(prompt, o_.n_continue, options);
-    if (!logits) return std::unexpected(logits.error());
-    sessions_.push_back({std::move(*session), *logits});
+    auto sessions = fork_prompt(engine_, prompt, configs, fork);
+    if (!sessions) return std::unexpected(sessions.error());
+    sessions_ = std::move(*sessions);
     return {};
   }
 
@@ -147,18 +137,20 @@ class Measurement {
     }
   }
 
-  // A step of all sequences together: every row has the bits that it has alone.
+  // A step of all sequences together.
   Status decode(TokenId token) {
     inputs_.clear();
-    for (const Decoded& d : sessions_) inputs_.push_back({d.session.get(), token});
+    for (const ForkedSession& d : sessions_) inputs_.push_back({d.session.get(), token});
     const Clock::time_point start = Clock::now();
-    const auto rows = batch_->decode(inputs_);
+    const auto rows = batch_.decode(inputs_);
+    if (!rows) return std::unexpected(rows.error());
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (!rows[i]) return std::unexpected(rows[i].error());
-      sessions_[i].logits = *rows[i];
+    for (std::size_t i = 0; i < rows->size(); ++i) {
+      const auto& row = (*rows)[i];
+      if (!row) return std::unexpected(row.error());
+      sessions_[i].logits = *row;
     }
-    step_ms_.push_back(ms / static_cast<double>(rows.size()));
+    step_ms_.push_back(ms / static_cast<double>(rows->size()));
     return {};
   }
 
@@ -166,8 +158,8 @@ class Measurement {
   std::span<const PerplexityCell> cells_;
   const PerplexityOptions& o_;
   std::vector<Scores> scores_;
-  std::unique_ptr<Batch> batch_;
-  std::vector<Decoded> sessions_;  // of the cells, then the reference's if it is none
+  UniformBatch batch_;
+  std::vector<ForkedSession> sessions_;  // of the cells, then the reference's if it is none
   std::vector<BatchInput> inputs_;
   std::vector<double> step_ms_;            // of a step, a sequence's share
   std::size_t reference_ = cells_.size();  // index into sessions_
@@ -176,9 +168,7 @@ class Measurement {
 // The full cache's most likely continuation of the prompt.
 Result<std::vector<TokenId>> answer_of(Engine& engine, std::span<const TokenId> prompt,
                                        const PerplexityOptions& options) {
-  CacheConfig full;
-  full.policy = "full";
-  const auto session = engine.create_session(full);
+  const auto session = engine.create_session(full_cache());
   if (!session) return std::unexpected(session.error());
   GenerateOptions generate;
   generate.n_predict = options.n_continue;

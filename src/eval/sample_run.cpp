@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "engine/perplexity.h"
+#include "engine/prompt_fork.h"
 #include "engine/text_stream.h"
 
 namespace qevict {
@@ -24,9 +25,12 @@ bool first_line_is_complete(const std::string& text) {
   return begin != std::string::npos && text.find('\n', begin) != std::string::npos;
 }
 
+std::string full_name(const Contender& contender) {
+  return fmt::format("{} at budget {}", contender.policy, budget_text(contender.budget));
+}
+
 std::unexpected<Error> named(const Contender& contender, Error error) {
-  error.message = fmt::format("{} at budget {}: {}", contender.policy,
-                              budget_text(contender.budget), error.message);
+  error.message = full_name(contender) + ": " + error.message;
   return std::unexpected(std::move(error));
 }
 
@@ -69,30 +73,32 @@ struct SampleRunner::Sequence {
 
 Status SampleRunner::open(const EvalPrompt& prompt, std::span<const Contender> contenders,
                           int max_new, const Options& options, std::vector<Sequence>& sequences) {
-  const int after_context = static_cast<int>(prompt.question.size()) + max_new;
-  GenerateOptions generate;
-  generate.cancel = options.cancel;
+  std::vector<CacheConfig> configs;
+  for (const Contender& c : contenders) configs.push_back(c.config);
+  ForkOptions fork;
+  fork.max_new = static_cast<int>(prompt.question.size()) + max_new;
+  fork.cancel = options.cancel;
+  fork.name = [&](std::size_t i) { return full_name(contenders[i]); };
+  if (options.progress) {
+    fork.progress = [&](double done) { options.progress(kPromptShare * done); };
+  }
+  auto forked = fork_prompt(engine_, prompt.context, configs, fork);
+  if (!forked) return std::unexpected(forked.error());
+  GenerateOptions append;
+  append.cancel = options.cancel;
   for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const Clock::time_point start = Clock::now();
-    if (options.progress) {
-      generate.prefill_progress = [&, i](int done, int total) {
-        const double part = static_cast<double>(i) + static_cast<double>(done) / total;
-        options.progress(kPromptShare * part / static_cast<double>(contenders.size()));
-      };
-    }
-    auto session = engine_.create_session(contenders[i].config);
-    if (!session) return named(contenders[i], session.error());
-    auto logits = (*session)->prefill(prompt.context, after_context, generate);
-    if (logits && !prompt.question.empty()) {
-      generate.prefill_progress = nullptr;
-      logits = (*session)->prefill(prompt.question, max_new, generate);
-    }
-    if (!logits) return named(contenders[i], logits.error());
+    ForkedSession& from = (*forked)[i];
     Sequence& sequence = sequences[i];
-    sequence.session = std::move(*session);
-    sequence.next = most_likely(*logits);
+    const Clock::time_point start = Clock::now();
+    if (!prompt.question.empty()) {
+      const auto logits = from.session->prefill(prompt.question, max_new, append);
+      if (!logits) return named(contenders[i], logits.error());
+      from.logits = *logits;
+    }
+    sequence.next = most_likely(from.logits);
+    sequence.session = std::move(from.session);
     sequence.index = i;
-    sequence.answer.seconds = seconds_since(start);
+    sequence.answer.seconds = from.seconds + seconds_since(start);
   }
   return {};
 }
@@ -101,10 +107,12 @@ Status SampleRunner::step(std::vector<Sequence*>& live, std::span<const Contende
   const Clock::time_point start = Clock::now();
   std::vector<BatchInput> inputs;
   for (const Sequence* s : live) inputs.push_back({s->session.get(), s->next});
-  const auto rows = batch_->decode(inputs);
+  const auto rows = batch_.decode(inputs);
+  if (!rows) return std::unexpected(rows.error());
   for (std::size_t i = 0; i < live.size(); ++i) {
-    if (!rows[i]) return named(contenders[live[i]->index], rows[i].error());
-    live[i]->next = most_likely(*rows[i]);
+    const auto& row = (*rows)[i];
+    if (!row) return named(contenders[live[i]->index], row.error());
+    live[i]->next = most_likely(*row);
   }
   const double share = seconds_since(start) / static_cast<double>(live.size());
   for (Sequence* s : live) s->answer.seconds += share;
@@ -142,7 +150,7 @@ Result<std::vector<Answer>> SampleRunner::run(const Sample& sample, const EvalPr
 
 bool is_over_budget(const Contender& contender, const CacheStats& kv) {
   if (!contender.budget) return false;
-  if (kv.budget_raised) return true;
+  if (kv.budget_raised || kv.over_budget) return true;
   // Tokens that left the local zone wait there for their window and the next routing.
   const std::int64_t token_bytes =
       kv.n_tokens > 0 ? kv.full_cache_bytes / kv.n_tokens : std::int64_t{0};

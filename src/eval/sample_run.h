@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/uniform_batch.h"
 #include "eval/cell.h"
 #include "eval/prompt.h"
 #include "eval/task.h"
@@ -32,11 +33,12 @@ struct Answer {
   double seconds = 0.0;
 };
 
-// Greedy decoding, the same stop rules for all: an end-of-generation token, one of Sample::stop,
-// max_new_tokens, and with first_line_only the end of the first line that is not empty.
+// A contender's answer does not depend on the others. Greedy decoding, the same stop rules for all:
+// an end-of-generation token, one of Sample::stop, max_new_tokens, and with first_line_only the end
+// of the first line that is not empty.
 class SampleRunner {
  public:
-  explicit SampleRunner(Engine& engine) : engine_(engine), batch_(engine.create_batch()) {}
+  explicit SampleRunner(Engine& engine) : engine_(engine), batch_(engine) {}
 
   struct Options {
     const std::atomic<bool>* cancel = nullptr;
@@ -54,7 +56,7 @@ class SampleRunner {
   Status step(std::vector<Sequence*>& live, std::span<const Contender> contenders);
 
   Engine& engine_;
-  std::unique_ptr<Batch> batch_;
+  UniformBatch batch_;
 };
 
 // More is held than the budget and the tokens that wait for the next routing, or the budget was
