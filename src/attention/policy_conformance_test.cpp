@@ -105,6 +105,23 @@ TEST_P(Conformance, HoldsTheFormulasBytesWithinTheBudgetAndUsesThem) {
     EXPECT_LE(static_cast<std::int64_t>(cache.bytes().total()), cache.budget().budget_bytes);
 }
 
+TEST_P(Conformance, NeverExceedsAStrictBudget) {
+  if (policy().schedule == Schedule::Never) GTEST_SKIP() << "has no budget";
+  CacheConfig wanted = config(0.5);
+  wanted.strict_budget = policy().schedule == Schedule::EveryWindow;
+  const auto d = driver(wanted, policy());
+  const KvCache& cache = d->cache();
+  d->prompt(300, 30, 96, false);
+  const auto budget = static_cast<std::size_t>(cache.budget().budget_bytes);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_LE(cache.bytes().total(), budget) << i;
+    d->step(false);
+  }
+  EXPECT_LE(cache.bytes().total(), budget);
+  // What was held right before each event counts, too.
+  if (wanted.strict_budget) EXPECT_LE(cache.peak_bytes(), budget);
+}
+
 // The full cache in the policy's own windows: how keys are grouped decides the order of sums.
 TEST_P(Conformance, AnAmpleBudgetIsTheFullCacheBitForBit) {
   const CacheConfig wanted = config(1.0);

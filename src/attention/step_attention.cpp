@@ -12,16 +12,18 @@ namespace {
 // more evenly but lose it again (each packs the rotated queries anew): measured slower at 4K.
 constexpr int kItemGroups = 4;
 
-int item_count(int n_groups) { return ceil_div(n_groups, kItemGroups); }
+// The same amount of work where windows are tiny: single tokens are never quantised.
+int item_groups(int window) { return window < 4 ? 8 * kItemGroups / window : kItemGroups; }
 
 }  // namespace
 
 TieredAttention::StepItems TieredAttention::step_items(const LayerCache& unit) const {
+  const int per_item = item_groups(geometry_.window);
   StepItems items;
   if (uses_quantized(unit)) {
-    items.quantized = item_count(static_cast<int>(unit.quantized().groups().size()));
+    items.quantized = ceil_div(static_cast<int>(unit.quantized().groups().size()), per_item);
   }
-  items.full = item_count(static_cast<int>(unit.full().groups().size()));
+  items.full = ceil_div(static_cast<int>(unit.full().groups().size()), per_item);
   items.total = items.quantized + items.full + 1;
   return items;
 }
@@ -147,8 +149,9 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
   const std::span<const GroupRef> groups =
       quantized ? cache.quantized().groups() : cache.full().groups();
   const int n_groups = static_cast<int>(groups.size());
-  const int begin = (quantized ? unit_item : unit_item - items.quantized) * kItemGroups;
-  const int n = full || quantized ? std::min(kItemGroups, n_groups - begin) : 0;
+  const int per_item = item_groups(g.window);
+  const int begin = (quantized ? unit_item : unit_item - items.quantized) * per_item;
+  const int n = full || quantized ? std::min(per_item, n_groups - begin) : 0;
 
   auto* phases = reinterpret_cast<float*>(thread_scratch_.data() + scratch_stride_ * ith);
   for (int i = 0; quantized && i < n; ++i) {
