@@ -51,7 +51,10 @@ TEST(Policies, EachMakesAPureScorerAndAnAllocator) {
     EXPECT_EQ(first, second) << policy.name;
     BudgetPlan plan;
     plan.quota = {3, 17};
-    EXPECT_EQ(policy.make_allocator(CacheConfig{})->quota(plan, 0, 2), plan.quota) << policy.name;
+    const auto allocator = policy.make_allocator(CacheConfig{});
+    const TierQuota lower = allocator->quota(plan, 0, 2), upper = allocator->quota(plan, 1, 2);
+    EXPECT_LE(lower.n_full + upper.n_full, 2 * plan.quota.n_full) << policy.name;
+    EXPECT_LE(lower.n_quantized + upper.n_quantized, 2 * plan.quota.n_quantized) << policy.name;
   }
 }
 
