@@ -77,23 +77,29 @@ std::string to_row(const DiagnosticsRow& row) {
 
 Status print_diagnostics(Engine& engine, std::span<const TokenId> text,
                          const DiagnosticsRequest& request, const PerplexityOptions& options,
-                         const Console& console) {
+                         const Console& console, Output& output) {
   const Result<Continuation> tokens = choose_tokens(engine, text, options);
   if (!tokens) return std::unexpected(tokens.error());
   ProgressBar bar(console, "reading and decoding");
   DiagnosticsOptions run;
   run.cancel = options.cancel;
+  if (options.own_answer) run.banned = engine.tokenizer().eog_tokens();
   run.progress = [&bar](double fraction) { bar.update(fraction); };
   const auto report = run_diagnostics(engine, tokens->prompt, tokens->forced, request.cells, run);
   bar.clear();
   if (!report) return std::unexpected(report.error());
-  Output output;
-  if (!request.json) output.write(header());
+  if (!request.json) output.write(request.prompt + "\n" + header());
   const auto detail = request.details ? DiagnosticsDetail::All : DiagnosticsDetail::Means;
   for (const DiagnosticsRow& row : report->rows) {
-    output.write(request.json ? dump_json(to_json(*report, row, detail)) + "\n" : to_row(row));
+    if (!request.json) {
+      output.write(to_row(row));
+      continue;
+    }
+    Json line = {{"prompt", request.prompt}};
+    line.update(to_json(*report, row, detail));
+    output.write(dump_json(line) + "\n");
   }
-  return output.status();
+  return {};
 }
 
 }  // namespace qevict::cli

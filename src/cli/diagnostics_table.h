@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cli/terminal.h"
@@ -11,6 +12,7 @@
 namespace qevict::cli {
 
 struct DiagnosticsRequest {
+  std::string prompt;  // its file
   std::vector<DiagnosticsCell> cells;
   bool json = false;     // a line of JSON a policy; else a table
   bool details = false;  // in the JSON: also by event, layer, head and step
@@ -19,6 +21,6 @@ struct DiagnosticsRequest {
 // Along the text, the forced tokens or the full cache's own answer, as `options` says.
 Status print_diagnostics(Engine& engine, std::span<const TokenId> text,
                          const DiagnosticsRequest& request, const PerplexityOptions& options,
-                         const Console& console);
+                         const Console& console, Output& output);
 
 }  // namespace qevict::cli

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/contenders.h"
+#include "cli/diagnostics_table.h"
 #include "cli/inputs.h"
 #include "cli/perplexity_summary.h"
 #include "cli/signals.h"
@@ -19,7 +20,7 @@ struct PerplexityArgs {
   CommonOptions common;
   PerplexityOptions options;
   std::vector<std::string> files, prompt_tokens, forced_tokens;
-  bool parse_special = false;
+  bool parse_special = false, diagnostics = false, details = false;
   std::vector<std::string> policies = {"full", "qevict"};
   std::vector<std::string> budgets = {"0.2"};
 
@@ -29,6 +30,27 @@ struct PerplexityArgs {
 std::vector<PerplexityCell> make_cells(const std::vector<Contender>& contenders) {
   std::vector<PerplexityCell> cells;
   for (const Contender& c : contenders) cells.push_back({c.policy, c.config});
+  return cells;
+}
+
+// What --diagnostics compares: the policies that were named, without the full cache, which they are
+// held against; else the paper's variants.
+Result<std::vector<DiagnosticsCell>> diagnostics_cells(const PerplexityArgs& args,
+                                                       const std::vector<Contender>& contenders) {
+  std::vector<DiagnosticsCell> cells;
+  if (args.given("--policies")) {
+    for (const Contender& c : contenders) {
+      if (c.config.policy != "full") cells.push_back({c.policy, c.config});
+    }
+    return cells;
+  }
+  for (const std::string& text : args.budgets) {
+    const Result<KvBudget> budget = KvBudget::parse(text);
+    if (!budget) return std::unexpected(budget.error());
+    CacheConfig base = args.common.cache;
+    base.budget = *budget;
+    for (DiagnosticsCell& cell : paper_variants(base)) cells.push_back(std::move(cell));
+  }
   return cells;
 }
 
@@ -88,8 +110,9 @@ struct Prompt {
 Result<Prompt> make_prompt(const PerplexityArgs& args, const Input& input,
                            const Tokenizer& tokenizer) {
   Prompt prompt{{}, args.options};
-  Result<std::vector<TokenId>> tokens = input.tokens ? to_tokens(*input.tokens, tokenizer.n_vocab())
-                                                     : tokenizer.encode(input.text, true, false);
+  Result<std::vector<TokenId>> tokens =
+      input.tokens ? to_tokens(*input.tokens, tokenizer.n_vocab())
+                   : tokenizer.encode(input.text, true, args.parse_special);
   if (!tokens) return std::unexpected(tokens.error());
   prompt.tokens = std::move(*tokens);
   if (args.given("--own-answer")) {
@@ -141,6 +164,25 @@ void write_means(const PerplexityArgs& args, const std::vector<Contender>& conte
   }
 }
 
+Status diagnose(Engine& engine, const PerplexityArgs& args, const std::vector<Input>& inputs,
+                const std::vector<Contender>& contenders, const Console& console) {
+  Result<std::vector<DiagnosticsCell>> cells = diagnostics_cells(args, contenders);
+  if (!cells) return std::unexpected(cells.error());
+  DiagnosticsRequest request{"", std::move(*cells), args.common.json, args.details};
+  Output output;
+  for (const Input& input : inputs) {
+    const Result<Prompt> prompt = make_prompt(args, input, engine.tokenizer());
+    if (!prompt) return std::unexpected(prompt.error());
+    request.prompt = input.name;
+    if (Status s =
+            print_diagnostics(engine, prompt->tokens, request, prompt->options, console, output);
+        !s) {
+      return s;
+    }
+  }
+  return output.status();
+}
+
 Result<int> perplexity(PerplexityArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
   const Result<std::vector<Contender>> contenders =
@@ -153,6 +195,12 @@ Result<int> perplexity(PerplexityArgs& args) {
   const auto engine = load_engine(args.common, console);
   if (!engine) return std::unexpected(engine.error());
   args.options.cancel = &interrupt_flag();
+  if (args.diagnostics) {
+    if (Status s = diagnose(**engine, args, *inputs, *contenders, console); !s) {
+      return std::unexpected(s.error());
+    }
+    return kOk;
+  }
   Output output;
   ProgressBar bar(console, "reading and decoding");
   const auto n = static_cast<double>(inputs->size());
@@ -231,6 +279,10 @@ void add_perplexity_command(CLI::App& app, int& exit_code) {
       ->delimiter(',')
       ->type_name("B,...");
   command->add_flag("--kl", args->options.kl, "also KL(full || policy), in nats");
+  command->add_flag("--diagnostics", args->diagnostics,
+                    "what policies lose of the full cache's attention [the paper's variants]");
+  command->add_flag("--details", args->details,
+                    "with --diagnostics --json: also by event, layer, head and step");
   add_model_options(*command, args->common);
   add_cache_options(*command, args->common, "--kv-budget");
   add_json_option(*command, args->common);

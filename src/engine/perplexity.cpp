@@ -165,24 +165,6 @@ class Measurement {
   std::size_t reference_ = cells_.size();  // index into sessions_
 };
 
-// The full cache's most likely continuation of the prompt.
-Result<std::vector<TokenId>> answer_of(Engine& engine, std::span<const TokenId> prompt,
-                                       const PerplexityOptions& options) {
-  const auto session = engine.create_session(full_cache());
-  if (!session) return std::unexpected(session.error());
-  GenerateOptions generate;
-  generate.n_predict = options.n_continue;
-  generate.ignore_eos = true;
-  generate.cancel = options.cancel;
-  auto answer = (*session)->generate(prompt, generate);
-  if (!answer) return std::unexpected(answer.error());
-  if (answer->failure) return std::unexpected(*answer->failure);
-  if (answer->stop_reason == StopReason::Interrupted) {
-    return interrupted("interrupted while decoding (Ctrl-C): run it again");
-  }
-  return std::move(answer->tokens);
-}
-
 }  // namespace
 
 double kl_divergence(std::span<const float> reference, std::span<const float> logits) {
@@ -195,6 +177,23 @@ double negative_log_likelihood(std::span<const float> logits, TokenId token) {
 
 TokenId most_likely(std::span<const float> logits) {
   return static_cast<TokenId>(std::ranges::max_element(logits) - logits.begin());
+}
+
+Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
+                                               int n, const std::atomic<bool>* cancel) {
+  const auto session = engine.create_session(full_cache());
+  if (!session) return std::unexpected(session.error());
+  GenerateOptions generate;
+  generate.n_predict = n;
+  generate.ignore_eos = true;
+  generate.cancel = cancel;
+  auto answer = (*session)->generate(prompt, generate);
+  if (!answer) return std::unexpected(answer.error());
+  if (answer->failure) return std::unexpected(*answer->failure);
+  if (answer->stop_reason == StopReason::Interrupted) {
+    return interrupted("interrupted while decoding (Ctrl-C): run it again");
+  }
+  return std::move(answer->tokens);
 }
 
 Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
@@ -231,8 +230,8 @@ Result<std::vector<PerplexityResult>> measure_perplexity(Engine& engine,
   }
   std::vector<TokenId> continued = options.forced;
   if (options.own_answer) {
-    auto answer =
-        answer_of(engine, text.first(static_cast<std::size_t>(options.n_prompt)), options);
+    const auto prompt = text.first(static_cast<std::size_t>(options.n_prompt));
+    auto answer = full_cache_answer(engine, prompt, options.n_continue, options.cancel);
     if (!answer) return std::unexpected(answer.error());
     continued = std::move(*answer);
   }

@@ -21,6 +21,11 @@ double negative_log_likelihood(std::span<const float> logits, TokenId token);
 // The most likely token; the lower id wins a tie.
 TokenId most_likely(std::span<const float> logits);
 
+// The full cache's most likely continuation of the prompt: n tokens, or as many as the context has
+// room for; end-of-generation tokens are left out.
+Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
+                                               int n, const std::atomic<bool>* cancel = nullptr);
+
 // One row of the result: a policy at a budget.
 struct PerplexityCell {
   std::string policy;  // as typed, parameters included
@@ -34,8 +39,7 @@ struct PerplexityOptions {
   bool kl = false;       // also decode with the full cache and compare
   // The continuation, in place of the text's: its first n_continue tokens. One place only.
   std::vector<TokenId> forced;
-  // The continuation is the full cache's own answer to the prompt: its most likely tokens,
-  // end-of-generation tokens left out. One place only.
+  // The continuation is full_cache_answer() to the prompt. One place only.
   bool own_answer = false;
   std::function<void(double)> progress;  // 0..1
   const std::atomic<bool>* cancel = nullptr;

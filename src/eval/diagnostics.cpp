@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/check.h"
 #include "engine/run_report.h"
@@ -40,6 +41,23 @@ PlaceMass sum_by_place(std::span<const T> mass, std::span<const Place> places) {
 
 double share(double part, const PlaceMass& mass, Sinks sinks) {
   return ratio(part, mass.unsunk() + (sinks == Sinks::Included ? mass.sink : 0.0));
+}
+
+// From 0; equal values share the mean of theirs.
+std::vector<double> ranks_of(std::span<const double> values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) { return values[a] < values[b]; });
+  std::vector<double> ranks(values.size());
+  for (std::size_t i = 0; i < order.size();) {
+    std::size_t end = i + 1;
+    while (end < order.size() && values[order[end]] == values[order[i]]) ++end;
+    for (std::size_t j = i; j < end; ++j) {
+      ranks[order[j]] = (static_cast<double>(i) + static_cast<double>(end - 1)) / 2.0;
+    }
+    i = end;
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -105,6 +123,19 @@ MassAgreement mass_agreement(std::span<const double> policy, std::span<const dou
   }
   return {ratio(dot, std::sqrt(policy_square) * std::sqrt(full_square)),
           ratio(policy_sum, full_sum), ratio(common, full_sum)};
+}
+
+double rank_correlation(std::span<const double> a, std::span<const double> b) {
+  QE_CHECK(a.size() == b.size());
+  const std::vector<double> x = ranks_of(a), y = ranks_of(b);
+  const double mean = (static_cast<double>(a.size()) - 1.0) / 2.0;
+  double dot = 0.0, x_square = 0.0, y_square = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    dot += (x[i] - mean) * (y[i] - mean);
+    x_square += (x[i] - mean) * (x[i] - mean);
+    y_square += (y[i] - mean) * (y[i] - mean);
+  }
+  return ratio(dot, std::sqrt(x_square) * std::sqrt(y_square));
 }
 
 double Revivals::rate() const {

@@ -65,6 +65,9 @@ struct MassAgreement {
 };
 MassAgreement mass_agreement(std::span<const double> policy, std::span<const double> full);
 
+// Spearman's rank correlation, equal values sharing their mean rank.
+double rank_correlation(std::span<const double> a, std::span<const double> b);
+
 enum class WindowState : std::int8_t { Unranked = -1, Outside = 0, Full = 1 };
 
 // Global loss-in-revival: of the windows' spells outside Full, how many end with a return.

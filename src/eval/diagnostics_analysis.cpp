@@ -12,54 +12,10 @@ namespace {
 
 constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 
-constexpr DiagnosticField kFields[] = {
-    {"fmm", &DiagnosticValues::fmm},
-    {"fmm_full_horizon", &DiagnosticValues::fmm_full_horizon},
-    {"fmm_with_sink", &DiagnosticValues::fmm_with_sink},
-    {"fmm_per_head", &DiagnosticValues::fmm_per_head},
-    {"fmm_whole_windows", &DiagnosticValues::fmm_whole_windows},
-    {"fmm_authors", &DiagnosticValues::fmm_authors},
-    {"share_full", &DiagnosticValues::share_full},
-    {"share_quantized", &DiagnosticValues::share_quantized},
-    {"share_evicted", &DiagnosticValues::share_evicted},
-    {"share_local", &DiagnosticValues::share_local},
-    {"cum_full", &DiagnosticValues::cum_full},
-    {"cum_quantized", &DiagnosticValues::cum_quantized},
-    {"cum_evicted", &DiagnosticValues::cum_evicted},
-    {"cum_local", &DiagnosticValues::cum_local},
-    {"qsa", &DiagnosticValues::qsa},
-    {"qsa_head_min", &DiagnosticValues::qsa_head_min},
-    {"rq", &DiagnosticValues::rq},
-    {"rq_overlap", &DiagnosticValues::rq_overlap},
-    {"rq_interval", &DiagnosticValues::rq_interval},
-    {"rq_rescaled", &DiagnosticValues::rq_rescaled},
-    {"rq_fidelity", &DiagnosticValues::rq_fidelity},
-    {"churn", &DiagnosticValues::churn},
-};
-
-DiagnosticValues average(std::span<const DiagnosticValues> values) {
-  DiagnosticValues out;
-  std::vector<double> column;
-  for (const DiagnosticField& field : kFields) {
-    column.clear();
-    for (const DiagnosticValues& v : values) column.push_back(v.*field.value);
-    out.*field.value = defined_mean(column);
-  }
-  return out;
-}
-
-DiagnosticValues average_over_events(std::span<const DiagnosticValues> values) {
-  DiagnosticValues out = average(values);
-  std::vector<double> worst;
-  for (const DiagnosticValues& v : values) worst.push_back(v.qsa_head_min);
-  out.qsa_head_min = defined_min(worst);
-  return out;
-}
-
-DiagnosticValues undefined_values() {
-  DiagnosticValues values;
-  for (const DiagnosticField& field : kFields) values.*field.value = kUndefined;
-  return values;
+// Adds b, scaled, to a, which grows to its size.
+void add_scaled(std::vector<double>& a, std::span<const double> b, double scale = 1.0) {
+  a.resize(std::max(a.size(), b.size()));
+  for (std::size_t i = 0; i < b.size(); ++i) a[i] += b[i] * scale;
 }
 
 // One layer's attention of the full cache, summed up to a moving decode step.
@@ -94,7 +50,8 @@ struct HeadEvent {
   PlaceMass next, whole, later, past;  // of the full cache, by the policy's places
   // By Quantized window: since the start, and until the next event.
   std::vector<double> policy, full, policy_interval, full_interval;
-  double local_scale = kUndefined;  // full cache / policy, local zone of the interval
+  double local_scale = kUndefined;   // full cache / policy, local zone of the interval
+  std::vector<double> step_overlap;  // by step of the interval, each scaled by its own local zone
 };
 
 class LayerAnalysis {
@@ -124,8 +81,8 @@ class LayerAnalysis {
   std::vector<Place> places(const UnitEvent& event, TokenPos n_tokens) const;
   HeadEvent head_event(int u, int head, std::size_t e) const;
   void add_interval(const UnitEvent& event, const UnitEvent& next, int head, HeadEvent& out) const;
-  std::vector<double> by_window(std::span<const double> mass,
-                                std::span<const WindowId> windows) const;
+  template <typename T>
+  std::vector<double> by_window(std::span<const T> mass, std::span<const WindowId> windows) const;
   std::vector<WindowId> best_windows(const CumulativeAttention& attention, int u, int n) const;
   double missed(const PlaceMass& mass, Sinks sinks = Sinks::Excluded) const {
     return read_quantized_ ? missed_share(mass, sinks)
@@ -155,7 +112,8 @@ std::vector<Place> LayerAnalysis::places(const UnitEvent& event, TokenPos n_toke
   return places;
 }
 
-std::vector<double> LayerAnalysis::by_window(std::span<const double> mass,
+template <typename T>
+std::vector<double> LayerAnalysis::by_window(std::span<const T> mass,
                                              std::span<const WindowId> windows) const {
   std::vector<double> sums;
   sums.reserve(windows.size());
@@ -169,18 +127,27 @@ std::vector<double> LayerAnalysis::by_window(std::span<const double> mass,
 void LayerAnalysis::add_interval(const UnitEvent& event, const UnitEvent& next, int head,
                                  HeadEvent& out) const {
   const StepAttention attention = full_.step_attention(layer_, head);
-  std::vector<double> mass(static_cast<std::size_t>(full_.n_positions()));
-  for (int step = event.step + 1; step <= next.step; ++step) {
-    const std::span<const float> row = attention.step(step);
-    for (std::size_t i = 0; i < row.size(); ++i) mass[i] += row[i];
-  }
   const std::size_t n = event.quantized.size();
-  const std::size_t h = head % policy_.heads_per_unit();
-  const auto own = event.interval_mass.begin() + static_cast<std::ptrdiff_t>(h * n);
-  out.policy_interval.assign(own, own + static_cast<std::ptrdiff_t>(n));
-  out.full_interval = by_window(mass, event.quantized);
-  out.local_scale =
-      std::accumulate(mass.begin() + event.local_begin, mass.end(), 0.0) / event.interval_local[h];
+  const std::size_t heads = policy_.heads_per_unit();
+  out.policy_interval.assign(n, 0.0);
+  out.full_interval.assign(n, 0.0);
+  double policy_local = 0.0, full_local = 0.0;
+  for (int step = event.step + 1; step <= next.step; ++step) {
+    const std::size_t row = (step - event.step - 1) * heads + head % heads;
+    const std::span<const float> own = std::span(event.step_mass).subspan(row * n, n);
+    const std::span<const float> mass = attention.step(step);
+    const std::vector<double> policy(own.begin(), own.end());
+    const std::vector<double> full = by_window(mass, event.quantized);
+    const double local = std::accumulate(mass.begin() + event.local_begin, mass.end(), 0.0);
+    add_scaled(out.policy_interval, policy);
+    add_scaled(out.full_interval, full);
+    policy_local += event.step_local[row];
+    full_local += local;
+    std::vector<double> scaled(n, 0.0);
+    add_scaled(scaled, policy, local / event.step_local[row]);
+    out.step_overlap.push_back(mass_agreement(scaled, full).overlap);
+  }
+  out.local_scale = full_local / policy_local;
 }
 
 HeadEvent LayerAnalysis::head_event(int u, int head, std::size_t e) const {
@@ -233,16 +200,10 @@ DiagnosticValues LayerAnalysis::mass_values(std::span<const HeadEvent> heads, in
   return values;
 }
 
-// Adds b, scaled, to a, which grows to its size.
-void add_scaled(std::vector<double>& a, std::span<const double> b, double scale = 1.0) {
-  a.resize(std::max(a.size(), b.size()));
-  for (std::size_t i = 0; i < b.size(); ++i) a[i] += b[i] * scale;
-}
-
 void LayerAnalysis::add_agreement(std::span<const HeadEvent> heads,
                                   DiagnosticValues& values) const {
   std::vector<double> policy, full, policy_interval, full_interval, rescaled;
-  std::vector<double> cosines, all_rescaled, all_full;
+  std::vector<double> cosines, all_rescaled, all_full, step_overlaps;
   for (const HeadEvent& head : heads) {
     cosines.push_back(mass_agreement(head.policy, head.full).cosine);
     add_scaled(policy, head.policy);
@@ -251,16 +212,19 @@ void LayerAnalysis::add_agreement(std::span<const HeadEvent> heads,
     add_scaled(full_interval, head.full_interval);
     for (const double x : head.policy_interval) all_rescaled.push_back(x * head.local_scale);
     all_full.insert(all_full.end(), head.full_interval.begin(), head.full_interval.end());
+    step_overlaps.insert(step_overlaps.end(), head.step_overlap.begin(), head.step_overlap.end());
   }
   const MassAgreement since_start = mass_agreement(policy, full);
   values.qsa = since_start.cosine;
   values.qsa_head_min = defined_min(cosines);
+  values.qsa_spearman = rank_correlation(policy, full);
   values.rq = since_start.ratio;
   values.rq_overlap = since_start.overlap;
   values.rq_interval = mass_agreement(policy_interval, full_interval).ratio;
   const MassAgreement scaled = mass_agreement(all_rescaled, all_full);
   values.rq_rescaled = scaled.ratio;
   values.rq_fidelity = scaled.overlap;
+  values.rq_step = defined_mean(step_overlaps);
 }
 
 double LayerAnalysis::churn(std::size_t e) const {
@@ -335,8 +299,6 @@ void LayerAnalysis::count_spells(PolicyDiagnostics& out) const {
 }
 
 }  // namespace
-
-std::span<const DiagnosticField> diagnostic_fields() { return kFields; }
 
 double PolicyDiagnostics::worst_head_qsa() const {
   std::vector<double> means;

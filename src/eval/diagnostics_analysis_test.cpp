@@ -35,9 +35,9 @@ PolicyRecord small_policy() {
   first.n_tokens = 6;
   first.local_begin = 5;
   first.quantized = {0};
-  first.quantized_mass = {2, 3};  // of each head
-  first.interval_mass = {8, 1};
-  first.interval_local = {12, 4};
+  first.quantized_mass = {2, 3};    // of each head
+  first.step_mass = {5, 1, 3, 0};   // [steps][heads]
+  first.step_local = {8, 2, 4, 2};  // the same
   second.step = 2;
   second.n_tokens = 8;
   second.local_begin = 7;
@@ -89,6 +89,8 @@ TEST(Diagnose, QuantizedWindowsUnderThePolicyAndUnderTheFullCache) {
   // and 2, beside 3 and 4.
   EXPECT_NEAR(d.per_event[0].rq_rescaled, 6.0 / 7.0, 1e-12);
   EXPECT_NEAR(d.per_event[0].rq_fidelity, 5.0 / 7.0, 1e-12);
+  // By step: head 0 has 1.25 of 2, then 3 of 1; head 1 has 2 of 2, then 0 of 2.
+  EXPECT_NEAR(d.per_event[0].rq_step, (0.625 + 1.0 + 1.0 + 0.0) / 4.0, 1e-12);
   EXPECT_TRUE(std::isnan(d.per_event[1].rq_interval));
   EXPECT_NEAR(d.per_event[1].churn, 0.5, 1e-12);
   EXPECT_TRUE(std::isnan(d.per_event[0].churn));

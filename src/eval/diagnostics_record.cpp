@@ -66,74 +66,73 @@ PolicyRecorder::PolicyRecorder(const KvCache& cache, int n_positions) {
   record_.quantized_accessible = cache.config().quantized_accessible;
   record_.units.resize(static_cast<std::size_t>(record_.n_layers) * record_.units_per_layer);
   n_windows_ = ceil_div(std::max(0, n_positions - record_.n_sink), record_.window);
-  const std::size_t heads = static_cast<std::size_t>(record_.n_layers) * record_.n_heads;
-  mass_.resize(heads * n_windows_);
-  local_at_event_.resize(heads);
-  n_evicted_.resize(record_.units.size());
+  mass_.resize(static_cast<std::size_t>(record_.n_layers) * record_.n_heads * n_windows_);
+  open_.resize(record_.units.size());
+  for (Open& open : open_) open.slot.resize(static_cast<std::size_t>(n_windows_), -1);
+}
+
+void PolicyRecorder::begin_step() {
+  in_prompt_ = false;
+  for (std::vector<UnitEvent>& events : record_.units) {
+    if (events.empty()) continue;
+    UnitEvent& event = events.back();
+    event.step_mass.resize(event.step_mass.size() + event.quantized_mass.size());
+    event.step_local.resize(event.step_local.size() + record_.heads_per_unit());
+  }
 }
 
 void PolicyRecorder::on_windows(int layer, int head, std::span<const WindowId> ids,
                                 std::span<const float> mass) noexcept {
-  const std::span<double> sums = mass_of(layer, head);
+  double* sums = mass_of(layer, head);
   for (std::size_t i = 0; i < ids.size(); ++i) sums[ids[i]] += mass[i];
+  const std::size_t unit = unit_of(layer, head);
+  if (in_prompt_ || record_.units[unit].empty()) return;
+  UnitEvent& event = record_.units[unit].back();
+  const std::size_t n = event.quantized.size();
+  const std::size_t heads_left = record_.heads_per_unit() - head % record_.heads_per_unit();
+  float* row = event.step_mass.data() + event.step_mass.size() - heads_left * n;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int32_t slot = open_[unit].slot[ids[i]];
+    if (slot >= 0) row[slot] = mass[i];
+  }
 }
 
 void PolicyRecorder::on_run(int layer, int head, TokenPos first, int width,
                             std::span<const float> mass) noexcept {
-  const std::span<double> sums = mass_of(layer, head);
+  double* sums = mass_of(layer, head);
   for (std::size_t i = 0; i < mass.size(); ++i) {
     const int position = first + static_cast<int>(i) * width - record_.n_sink;
     if (position >= 0) sums[position / record_.window] += mass[i];
   }
-}
-
-double PolicyRecorder::local_mass(int layer, int head, TokenPos local_begin) {
-  const std::size_t first = (local_begin - record_.n_sink) / record_.window;
-  const std::span<double> local = mass_of(layer, head).subspan(first);
-  return std::accumulate(local.begin(), local.end(), 0.0);
-}
-
-// What came since the unit's last event is the sums now without the sums then.
-void PolicyRecorder::close_interval(int layer, int u) {
-  UnitEvent& event =
-      record_.units[static_cast<std::size_t>(layer) * record_.units_per_layer + u].back();
-  const std::size_t n = event.quantized.size();
-  event.interval_mass.resize(event.quantized_mass.size());
-  for (int h = 0; h < record_.heads_per_unit(); ++h) {
-    const int head = u * record_.heads_per_unit() + h;
-    const std::span<double> mass = mass_of(layer, head);
-    for (std::size_t i = 0; i < n; ++i) {
-      event.interval_mass[h * n + i] = mass[event.quantized[i]] - event.quantized_mass[h * n + i];
-    }
-    event.interval_local.push_back(
-        local_mass(layer, head, event.local_begin) -
-        local_at_event_[static_cast<std::size_t>(layer) * record_.n_heads + head]);
-  }
+  std::vector<UnitEvent>& events = record_.units[unit_of(layer, head)];
+  if (in_prompt_ || events.empty() || first < events.back().local_begin) return;
+  std::vector<float>& local = events.back().step_local;
+  const int heads_left = record_.heads_per_unit() - head % record_.heads_per_unit();
+  local[local.size() - heads_left] += std::accumulate(mass.begin(), mass.end(), 0.0F);
 }
 
 void PolicyRecorder::on_event(const LayerEvent& e) {
-  const int u = std::max(e.head, 0);
-  const std::size_t unit = static_cast<std::size_t>(e.layer) * record_.units_per_layer + u;
-  std::vector<UnitEvent>& events = record_.units[unit];
-  if (!events.empty()) close_interval(e.layer, u);
-
+  const std::size_t unit =
+      static_cast<std::size_t>(e.layer) * record_.units_per_layer + std::max(e.head, 0);
+  Open& open = open_[unit];
   UnitEvent event;
   event.step = e.step;
   event.n_tokens = e.n_tokens;
   event.full = e.full;
   event.quantized = e.quantized;
   // Windows are ranked in order: what was ever ranked is in a tier or has been evicted.
-  n_evicted_[unit] += static_cast<int>(e.evicted.size());
-  const auto n_ranked = static_cast<int>(e.full.size() + e.quantized.size()) + n_evicted_[unit];
+  open.n_evicted += static_cast<int>(e.evicted.size());
+  const auto n_ranked = static_cast<int>(e.full.size() + e.quantized.size()) + open.n_evicted;
   event.local_begin = record_.n_sink + n_ranked * record_.window;
   for (int h = 0; h < record_.heads_per_unit(); ++h) {
-    const int head = u * record_.heads_per_unit() + h;
-    const std::span<double> mass = mass_of(e.layer, head);
+    const double* mass = mass_of(e.layer, std::max(e.head, 0) * record_.heads_per_unit() + h);
     for (const WindowId w : e.quantized) event.quantized_mass.push_back(mass[w]);
-    local_at_event_[static_cast<std::size_t>(e.layer) * record_.n_heads + head] =
-        local_mass(e.layer, head, event.local_begin);
   }
-  events.push_back(std::move(event));
+  std::ranges::fill(open.slot, -1);
+  for (std::size_t i = 0; i < e.quantized.size(); ++i) {
+    open.slot[e.quantized[i]] = static_cast<std::int32_t>(i);
+  }
+  record_.units[unit].push_back(std::move(event));
 }
 
 PolicyRecord PolicyRecorder::finish(const KvCache& cache) {

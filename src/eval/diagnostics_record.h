@@ -43,15 +43,15 @@ class AttentionRecorder final : public MassObserver {
   int step_ = 0;  // 0: the prompt
 };
 
-// One routing event of one unit: a layer, or a KV head of one. Lists are parallel to `quantized`
-// and hold the policy's own attention, [query heads of the unit][quantized].
+// One routing event of one unit: a layer, or a KV head of one, and the policy's own attention by
+// query head of the unit. Its steps are those until the next event, or the end.
 struct UnitEvent {
   int step = 0;
   TokenPos n_tokens = 0, local_begin = 0;
   std::vector<WindowId> full, quantized;  // ascending
-  std::vector<double> quantized_mass;     // since the start
-  std::vector<double> interval_mass;      // until the next event; empty after the last one
-  std::vector<double> interval_local;     // the same of all positions from local_begin on: [heads]
+  std::vector<double> quantized_mass;     // since the start: [heads][quantized]
+  std::vector<float> step_mass;           // of Quantized windows: [steps][heads][quantized]
+  std::vector<float> step_local;          // of all from local_begin on: [steps][heads]
 };
 
 struct PolicyRecord {
@@ -75,6 +75,8 @@ class PolicyRecorder final : public MassObserver {
  public:
   // For a run of n_positions tokens in all.
   PolicyRecorder(const KvCache& cache, int n_positions);
+  // What follows belongs to the next decode step.
+  void begin_step();
   void on_event(const LayerEvent& event);
   // After the last step; reads what the cache knows itself.
   PolicyRecord finish(const KvCache& cache);
@@ -85,18 +87,24 @@ class PolicyRecorder final : public MassObserver {
               std::span<const float> mass) noexcept override;
 
  private:
-  std::span<double> mass_of(int layer, int head) {
-    const std::size_t at = static_cast<std::size_t>(layer) * record_.n_heads + head;
-    return {mass_.data() + at * n_windows_, static_cast<std::size_t>(n_windows_)};
+  // What a unit's last event left, while its steps are recorded.
+  struct Open {
+    std::vector<std::int32_t> slot;  // of a window in `quantized`, or -1: [n_windows_]
+    int n_evicted = 0;               // so far
+  };
+  std::size_t unit_of(int layer, int head) const {
+    return static_cast<std::size_t>(layer) * record_.units_per_layer +
+           head / record_.heads_per_unit();
   }
-  double local_mass(int layer, int head, TokenPos local_begin);
-  void close_interval(int layer, int u);
+  double* mass_of(int layer, int head) {
+    return mass_.data() + (static_cast<std::size_t>(layer) * record_.n_heads + head) * n_windows_;
+  }
 
   PolicyRecord record_;
   int n_windows_ = 0;
-  std::vector<double> mass_;            // since the start: [n_layers][n_heads][n_windows_]
-  std::vector<double> local_at_event_;  // of the last event: [n_layers][n_heads]
-  std::vector<int> n_evicted_;          // so far: [units]
+  bool in_prompt_ = true;
+  std::vector<double> mass_;  // since the start: [n_layers][n_heads][n_windows_]
+  std::vector<Open> open_;    // [units]
 };
 
 }  // namespace qevict

@@ -112,7 +112,7 @@ class Run {
       row.same_top1 += (most_likely(reference) == most_likely(logits) ? 1.0 : 0.0) / n_steps();
       if (step == n_steps()) record = recorder->finish(*cache);
     };
-    if (Status s = decode(cell.config, open, [] {}, after_step); !s) {
+    if (Status s = decode(cell.config, open, [&] { recorder->begin_step(); }, after_step); !s) {
       return std::unexpected(s.error());
     }
     row.moves = record.counters;
@@ -165,24 +165,6 @@ std::vector<DiagnosticsCell> paper_variants(const CacheConfig& base) {
     cells.push_back({"R4" + suffix, r4});
   }
   return cells;
-}
-
-Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
-                                               int n, const std::atomic<bool>* cancel) {
-  CacheConfig full;
-  full.policy = "full";
-  auto session = engine.create_session(full);
-  if (!session) return std::unexpected(session.error());
-  GenerateOptions options;
-  options.n_predict = n;
-  options.cancel = cancel;
-  auto answer = (*session)->generate(prompt, options);
-  if (!answer) return std::unexpected(answer.error());
-  if (answer->failure) return std::unexpected(*answer->failure);
-  if (answer->stop_reason == StopReason::Interrupted) {
-    return interrupted("interrupted while decoding (Ctrl-C): run it again");
-  }
-  return std::move(answer->tokens);
 }
 
 Result<DiagnosticsReport> run_diagnostics(Engine& engine, std::span<const TokenId> prompt,

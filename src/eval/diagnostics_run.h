@@ -53,11 +53,6 @@ struct DiagnosticsReport {
   std::vector<DiagnosticsRow> rows;
 };
 
-// The full cache's own greedy answer to a prompt, at most n tokens and up to its end-of-generation
-// token: what other caches are forced along.
-Result<std::vector<TokenId>> full_cache_answer(Engine& engine, std::span<const TokenId> prompt,
-                                               int n, const std::atomic<bool>* cancel = nullptr);
-
 // Reads `prompt`, then decodes along `forced`, whose last token is only predicted. Memory: a float
 // for each layer, query head, step and position, and the full cache's logits of all steps. Errors:
 // BadInput (materialised attention, the pnorm ranker, an empty prompt, fewer than 2 forced tokens),

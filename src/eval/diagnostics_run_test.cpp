@@ -8,6 +8,7 @@
 
 #include "eval/diagnostics_json.h"
 #include "gguf_writer.h"
+#include "policies/registry.h"
 
 namespace qevict {
 namespace {
@@ -147,6 +148,35 @@ TEST_F(DiagnosticsRun, PaperVariantsMissMoreWhereLessIsReached) {
             row("R3").diagnostics.mean.fmm);
   EXPECT_EQ(row("R3 without promotion").moves.promotions, 0);
   EXPECT_EQ(row("R1").moves.first_demotions, 0);
+}
+
+TEST_F(DiagnosticsRun, ReadsEveryPolicy) {
+  std::vector<DiagnosticsCell> cells;
+  for (const PolicySpec& policy : policies()) {
+    CacheConfig c = config(0.6);
+    c.policy = policy.name;
+    cells.push_back({policy.name, c});
+  }
+  const auto report = run_diagnostics(*engine_, tokens(120, 0), tokens(20, 5), cells);
+  ASSERT_TRUE(report) << report.error().message;
+  for (const DiagnosticsRow& row : report->rows) {
+    const DiagnosticValues& v = row.diagnostics.mean;
+    EXPECT_TRUE(std::isfinite(row.mean_kl())) << row.name;
+    // A quantiser that keeps all tokens has no events.
+    if (row.diagnostics.event_steps.empty()) {
+      EXPECT_TRUE(std::isnan(v.fmm)) << row.name;
+      continue;
+    }
+    EXPECT_NEAR(v.share_full + v.share_quantized + v.share_evicted + v.share_local, 1.0, 1e-12)
+        << row.name;
+    if (row.name == "full") {
+      EXPECT_EQ(v.fmm, 0.0);
+    } else {
+      EXPECT_GT(v.fmm, 0.0) << row.name;
+      EXPECT_LT(v.fmm, 1.0) << row.name;
+      EXPECT_GT(v.share_full + v.share_quantized, 0.0) << row.name;
+    }
+  }
 }
 
 TEST_F(DiagnosticsRun, RefusesWhatItCannotRead) {

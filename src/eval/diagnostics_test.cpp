@@ -60,6 +60,15 @@ TEST(MassAgreement, ComparesDirectionSumAndOverlap) {
   EXPECT_TRUE(std::isnan(mass_agreement({}, {}).ratio));
 }
 
+TEST(RankCorrelation, SharesRanksOfEqualValues) {
+  const std::vector<double> a = {1.0, 2.0, 2.0, 9.0}, up = {1.0, 2.0, 3.0, 4.0};
+  EXPECT_NEAR(rank_correlation(up, std::vector<double>{2.0, 4.0, 8.0, 16.0}), 1.0, 1e-12);
+  EXPECT_NEAR(rank_correlation(up, std::vector<double>{4.0, 3.0, 2.0, 1.0}), -1.0, 1e-12);
+  // Ranks 0, 1.5, 1.5, 3 and 0, 1, 2, 3: 4.5 / sqrt(4.5 * 5).
+  EXPECT_NEAR(rank_correlation(a, up), 4.5 / std::sqrt(22.5), 1e-12);
+  EXPECT_TRUE(std::isnan(rank_correlation(std::vector<double>{1.0}, std::vector<double>{2.0})));
+}
+
 constexpr auto kUnranked = WindowState::Unranked, kOut = WindowState::Outside,
                kIn = WindowState::Full;
 

@@ -1,38 +1,13 @@
 #include "eval/sample_diagnostics.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "engine/perplexity.h"
 #include "eval/diagnostics_json.h"
 #include "eval/diagnostics_run.h"
 #include "policies/registry.h"
 
 namespace qevict {
-namespace {
-
-// The tokens along which all are decoded.
-Result<std::vector<TokenId>> answer_of_full_cache(Engine& engine, std::span<const TokenId> prompt,
-                                                  const std::atomic<bool>* cancel) {
-  CacheConfig full;
-  full.policy = "full";
-  const auto session = engine.create_session(full);
-  if (!session) return std::unexpected(session.error());
-  GenerateOptions generate;
-  generate.n_predict =
-      std::min(kDiagnosedTokens, engine.ctx_size() - static_cast<int>(prompt.size()));
-  generate.ignore_eos = true;
-  generate.cancel = cancel;
-  auto answer = (*session)->generate(prompt, generate);
-  if (!answer) return std::unexpected(answer.error());
-  if (answer->failure) return std::unexpected(*answer->failure);
-  if (answer->stop_reason == StopReason::Interrupted) {
-    return interrupted("interrupted while decoding (Ctrl-C): run it again");
-  }
-  return std::move(answer->tokens);
-}
-
-}  // namespace
-
 bool can_diagnose(const Contender& contender) {
   const PolicySpec* policy = find_policy(contender.config.policy);
   return policy != nullptr && policy->schedule == Schedule::EveryWindow;
@@ -42,7 +17,8 @@ Result<std::vector<std::string>> diagnose_sample(Engine& engine, const std::stri
                                                  const std::string& id, const EvalPrompt& prompt,
                                                  std::span<const Contender> contenders,
                                                  const SampleRunner::Options& options) {
-  const auto forced = answer_of_full_cache(engine, prompt.context, options.cancel);
+  // The tokens along which all are decoded.
+  const auto forced = full_cache_answer(engine, prompt.context, kDiagnosedTokens, options.cancel);
   if (!forced) return std::unexpected(forced.error());
   std::vector<DiagnosticsCell> cells;
   for (const Contender& c : contenders) cells.push_back({c.policy, c.config});
