@@ -8,6 +8,12 @@
 
 namespace qevict {
 
+// Windows that are quantised with so many bits, summed over layers.
+struct RungStats {
+  int bits = 0;
+  std::int64_t windows = 0;
+};
+
 struct CacheStats {
   std::int64_t budget_bytes = 0;         // beta * full cache of prompt + n_predict, all layers
   std::int64_t resident_bytes = 0;       // payload and grids held now (sum of the four below)
@@ -19,13 +25,15 @@ struct CacheStats {
   std::int64_t workspace_peak_bytes =
       0;  // uncompressed layer, hidden states, scratch, graph buffers
   std::int64_t full_windows = 0, quantized_windows = 0, evicted_windows = 0;  // summed over layers
+  std::vector<RungStats> rungs;  // of a policy with a precision ladder; their sum is
+                                 // quantized_windows
   int n_layers = 0;
   std::int64_t n_tokens = 0;  // positions so far
   bool budget_raised = false;
   bool over_budget = false;   // the policy keeps more than the budget allows: its smallest amount
   bool uncompressed = false;  // the budget covers the whole context
   std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, evictions = 0,
-               reactivations = 0;
+               reactivations = 0, lowerings = 0;
 };
 
 struct Timing {

@@ -98,12 +98,30 @@ class AttentionDriver {
     return outs;
   }
 
+  // Head records of a unit, [2][n_heads] each: Full, rung after rung, local.
+  std::vector<float> heads(int layer, int u = 0) const {
+    const LayerCache& l = cache_->unit(layer, u);
+    std::vector<float> all;
+    const auto add = [&](const TierSlab& slab) {
+      for (SlotId s = 0; s < slab.size(); ++s) {
+        for (std::size_t k = 0; k < l.head_floats(); ++k) {
+          all.push_back(slab.heads(s)[static_cast<int>(k)]);
+        }
+      }
+    };
+    add(l.full());
+    for (int r = 0; r < l.n_rungs(); ++r) add(l.quantized(r));
+    all.insert(all.end(), l.local_heads().begin(), l.local_heads().end());
+    return all;
+  }
+
   // Mass of every window of a unit: Full, Quantized, local.
   std::vector<double> masses(int layer, int u = 0) const {
     const LayerCache& l = cache_->unit(layer, u);
     std::vector<double> all(l.full().mass().begin(), l.full().mass().end());
     all.insert(all.end(), l.quantized().mass().begin(), l.quantized().mass().end());
     all.insert(all.end(), l.local_mass().begin(), l.local_mass().end());
+    for (const float m : heads(layer, u)) all.push_back(m);
     return all;
   }
 
@@ -207,17 +225,20 @@ class AttentionDriver {
       widen();
       add_window();
     }
-    std::vector<std::uint8_t> block(g.quantized_window_bytes());
-    for (int s = 0; s < l.quantized().size() && cache_->config().quantized_accessible; ++s) {
-      l.quantized().load_block(s, block.data());
-      dequantize_window(g, block.data(), k.data(), v.data());
-      const int first = cache_->config().n_sink + l.quantized().ids()[s] * g.window;
+    const auto add_quantized = [&](const TierSlab& slab, int s) {
+      std::vector<std::uint8_t> block(slab.window_bytes());
+      slab.load_block(s, block.data());
+      dequantize_window(slab.geometry(), block.data(), k.data(), v.data(), l.range());
+      const int first = cache_->config().n_sink + slab.ids()[s] * g.window;
       for (int h = 0; h < g.n_kv_heads; ++h) {
         for (int j = 0; j < g.window; ++j) rotate(first + j, &k[(h * g.window + j) * d]);
       }
       // The materialised cache is an fp16 one.
       if (!cache_->config().fused_attention) round(k), round(v);
       add_window();
+    };
+    for (int r = 0; r < l.n_rungs() && cache_->config().quantized_accessible; ++r) {
+      for (int s = 0; s < l.quantized(r).size(); ++s) add_quantized(l.quantized(r), s);
     }
     return heads;
   }

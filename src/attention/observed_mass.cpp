@@ -10,7 +10,7 @@ namespace qevict {
 void TieredAttention::set_observer(MassObserver* observer) {
   QE_CHECK(observer == nullptr || (materialised_ == nullptr && codec_ == nullptr));
   observer_ = observer;
-  want_mass_ = cache_.needs().mass || observer != nullptr;
+  want_mass_ = cache_.needs().mass || want_heads_ || observer != nullptr;
 }
 
 void TieredAttention::reserve_observed(std::size_t groups, int capacity) {
@@ -25,10 +25,10 @@ void TieredAttention::observe_prompt(int layer, int kv_head, int group_head, con
   const std::span<const WindowId> full = cache.full().ids();
   observer_->on_windows(layer, head, full, {mass, full.size()});
   mass += cache.full().groups().size() * kLanes;
-  if (uses_quantized(cache)) {
-    const std::span<const WindowId> quantized = cache.quantized().ids();
+  for (int r = 0; r < cache.n_rungs() && uses_quantized(cache); ++r) {
+    const std::span<const WindowId> quantized = cache.quantized(r).ids();
     observer_->on_windows(layer, head, quantized, {mass, quantized.size()});
-    mass += cache.quantized().groups().size() * kLanes;
+    mass += cache.quantized(r).groups().size() * kLanes;
   }
   observer_->on_run(layer, head, region_begin_, geometry_.window,
                     {mass, static_cast<std::size_t>(n_region)});
@@ -39,7 +39,7 @@ void TieredAttention::observe_step(int layer, const StepUnit& unit,
   const Geometry& g = unit_geometry_;
   const int gs = g.group_size();
   const LayerCache& cache = cache_.unit(layer, unit.index);
-  const std::size_t n_quantized = cache.quantized().groups().size();
+  const std::size_t n_quantized = cache.n_quantized_groups();
   const std::size_t n_groups = n_quantized + cache.full().groups().size();
   const RecentRef recent = cache.recent().ref();
   const int sinks = cache.recent().n_sinks();
@@ -57,7 +57,11 @@ void TieredAttention::observe_step(int layer, const StepUnit& unit,
       }
       observer_->on_windows(layer, head, ids, {scaled, ids.size()});
     };
-    if (uses_quantized(cache)) tell_tier(cache.quantized().ids(), 0);
+    std::size_t first_group = 0;
+    for (int r = 0; r < cache.n_rungs() && uses_quantized(cache); ++r) {
+      tell_tier(cache.quantized(r).ids(), first_group);
+      first_group += cache.quantized(r).groups().size();
+    }
     tell_tier(cache.full().ids(), n_quantized);
 
     const float* sum = token_sum_.data() + static_cast<std::size_t>(head) * recent.capacity;

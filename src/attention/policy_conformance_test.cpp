@@ -38,6 +38,15 @@ class AnyPolicy : public testing::TestWithParam<std::string> {
     return driver(config(ratio), policy());
   }
 
+  std::size_t quantized_bytes(const LayerEvent& e, const Geometry& unit) const {
+    if (!policy().ladder) return e.quantized.size() * unit.quantized_window_bytes();
+    std::size_t sum = e.quantized.empty() ? 0 : static_cast<std::size_t>(ladder_range_bytes(unit));
+    for (RungId r = 0; r < kMaxRungs; ++r) {
+      sum += e.rungs[r].size() * static_cast<std::size_t>(rung_window_bytes(unit, r));
+    }
+    return sum;
+  }
+
   using Outputs = std::vector<std::vector<float>>;
   static Outputs story(AttentionDriver& d, bool check) {
     Outputs all;
@@ -78,7 +87,7 @@ TEST_P(Conformance, HoldsTheFormulasBytesWithinTheBudgetAndUsesThem) {
     for (std::size_t i = first; i < first + units; ++i) {
       const LayerEvent& e = events[i];
       EXPECT_EQ(e.bytes.full, e.full.size() * unit.full_window_bytes());
-      EXPECT_EQ(e.bytes.quantized, e.quantized.size() * unit.quantized_window_bytes());
+      EXPECT_EQ(e.bytes.quantized, quantized_bytes(e, unit));
       EXPECT_EQ(e.bytes.sink, token * cache.config().n_sink);
       EXPECT_EQ(e.bytes.local % token, 0U);
       EXPECT_EQ(e.head >= 0, cache.per_head());
@@ -176,7 +185,11 @@ std::vector<std::string> names(bool quantisers) {
   }
   return all;
 }
-const auto kName = [](const auto& info) { return info.param; };
+const auto kName = [](const auto& info) {
+  std::string name = info.param;
+  std::ranges::replace(name, '+', '_');
+  return name;
+};
 INSTANTIATE_TEST_SUITE_P(Policies, Conformance, testing::ValuesIn(names(false)), kName);
 INSTANTIATE_TEST_SUITE_P(Policies, AnyPolicy, testing::ValuesIn(names(true)), kName);
 

@@ -5,6 +5,7 @@
 
 #include "attention/tiered_attention.h"
 #include "base/math.h"
+#include "kernels/codec.h"
 
 namespace qevict {
 namespace {
@@ -63,6 +64,7 @@ void TieredAttention::begin_layer(int layer) {
       recent.read(r, h % unit_geometry_.n_kv_heads, k_rows_.data() + at, v_rows_.data() + at);
     }
   }
+  for (int i = 0; i < n_threads_ && !extremes_.empty(); ++i) range_begin(g, thread_extremes(i));
   if (materialised_) materialised_->begin_layer(layer, n_rows_capacity_, max_block_);
   const int region_windows = ceil_div(std::max(0, n_rows_capacity_ - n_sink_rows_), g.window);
   int most_full_groups = 0;
@@ -72,9 +74,9 @@ void TieredAttention::begin_layer(int layer) {
   for (int u = 0; u < cache_.units_per_layer(); ++u) {
     const LayerCache& cache = cache_.unit(layer, u);
     UnitPrompt& unit = unit_prompt_[u];
-    const int n_quantized = uses_quantized(cache) ? cache.quantized().size() : 0;
+    list_prefix(layer, u);
     const int full_groups = ceil_div(cache.full().size(), kLanes);
-    const int quantized_groups = ceil_div(n_quantized, kLanes);
+    const int quantized_groups = static_cast<int>(unit.groups.size());
     unit.phases_at = phases;
     phases += static_cast<std::size_t>(quantized_groups) * g.head_dim * kLanes;
     // Kernels may write whole groups of lanes, the region's last one included.
@@ -83,9 +85,10 @@ void TieredAttention::begin_layer(int layer) {
     most_full_groups = std::max(most_full_groups, full_groups);
     most_quantized_groups = std::max(most_quantized_groups, quantized_groups);
     if (want_mass_) {
-      unit.full.assign(cache.full().size(), 0.0);
-      unit.quantized.assign(cache.quantized().size(), 0.0);
-      unit.region.assign(region_windows, 0.0);
+      const std::size_t sums = want_heads_ ? cache.head_floats() : 1;
+      unit.full.assign(cache.full().size() * sums, 0.0);
+      unit.quantized.assign(cache.n_quantized() * sums, 0.0);
+      unit.region.assign(region_windows * sums, 0.0);
     }
   }
   prefix_phases_.reserve(phases);
@@ -93,7 +96,7 @@ void TieredAttention::begin_layer(int layer) {
   begin_queries(layer);
   if (materialised_) return note_peak();
   if (want_mass_ || select_needs_.mass) {
-    const int items = g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
+    const int items = mass_parts_ * g.n_kv_heads * ceil_div(max_block_, kPrefillTile);
     item_mass_.reserve(static_cast<std::size_t>(items) * g.group_size() * mass_stride_);
   }
   const std::size_t scratch = prefill_scratch_bytes(unit_geometry_, most_full_groups,
@@ -106,11 +109,29 @@ void TieredAttention::begin_layer(int layer) {
 void TieredAttention::fill_prefix_phases(int layer, int u) {
   const LayerCache& cache = cache_.unit(layer, u);
   if (!uses_quantized(cache)) return;
-  const std::span<const GroupRef> groups = cache.quantized().groups();
   float* to = prefix_phases_.data() + unit_prompt_[u].phases_at;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + i * kLanes,
-                           groups[i].lanes, to + i * geometry_.head_dim * kLanes);
+  for (int r = 0; r < cache.n_rungs(); ++r) {
+    const TierSlab& slab = cache.quantized(r);
+    for (std::size_t i = 0; i < slab.groups().size(); ++i, to += geometry_.head_dim * kLanes) {
+      kernels_.window_phases(cache_.phases(), slab.ids().data() + i * kLanes,
+                             slab.groups()[i].lanes, to);
+    }
+  }
+}
+
+void TieredAttention::list_prefix(int layer, int u) {
+  const LayerCache& cache = cache_.unit(layer, u);
+  UnitPrompt& unit = unit_prompt_[u];
+  unit.groups.clear();
+  unit.geometries.clear();
+  unit.columns.clear();
+  for (int r = 0; r < cache.n_rungs() && uses_quantized(cache); ++r) {
+    const TierSlab& slab = cache.quantized(r);
+    for (SlotId slot = 0; slot < slab.size(); ++slot) {
+      unit.columns.push_back(static_cast<int>(unit.groups.size()) * kLanes + slot);
+    }
+    unit.groups.insert(unit.groups.end(), slab.groups().begin(), slab.groups().end());
+    unit.geometries.resize(unit.groups.size(), &slab.geometry());
   }
 }
 
@@ -152,6 +173,9 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
       rope_rotate(cache_.rope(), &cos_[angle], &sin_[angle], 1.0F, row);
       finite &= round_row(row, d, k_rows_.data() + at);
       finite &= round_row(qkv.v + in, d, v_rows_.data() + at);
+      if (!extremes_.empty() && first_position_ + block_first_ + t >= range_from_) {
+        range_add(g, h, 1, qkv.k + in, qkv.v + in, thread_extremes(ith));
+      }
     }
   }
   keep_queries(qkv, ith, nth);
@@ -209,27 +233,40 @@ void TieredAttention::run_prompt_item(int layer, int item, float* out, int ith) 
   p.full = cache.full().groups().data();
   p.n_full = static_cast<int>(cache.full().groups().size());
   if (uses_quantized(cache)) {
-    p.quantized = cache.quantized().groups().data();
-    p.n_quantized = static_cast<int>(cache.quantized().groups().size());
-    p.phases = prefix_phases_.data() + unit_prompt_[u].phases_at;
+    const UnitPrompt& unit = unit_prompt_[u];
+    p.quantized = unit.groups.data();
+    p.n_quantized = static_cast<int>(unit.groups.size());
+    p.quantized_geometry = unit.geometries.data();
+    p.quantized_range = cache.range();
+    p.phases = prefix_phases_.data() + unit.phases_at;
   }
   p.rope = &cache_.rope();
   p.power = power_;
   p.scratch = thread_scratch_.data() + scratch_stride_ * ith;
-  if (want_mass_ || select_needs_.mass) {
-    // Rows before the first that counts are computed without mass; a query's bits do not depend on
-    // its tile.
-    const int end = p.q_end;
-    const int counted = std::clamp(first_mass_query(), p.q_begin, end);
-    p.q_end = counted;
-    if (p.q_begin < p.q_end) kernels_.prefill_tile(p);
-    if (counted == end) return;
-    p.q_begin = counted;
+  if (!want_mass_ && !select_needs_.mass) return kernels_.prefill_tile(p);
+  // A query's bits do not depend on its tile, so that the item may be cut.
+  p.mass_stride = mass_stride_;
+  for (int part = 0; part < 2; ++part) {
+    const auto [begin, end] = item_queries(item, part);
+    if (begin == end) continue;
+    p.q_begin = begin;
     p.q_end = end;
-    p.mass = item_mass_.data() + static_cast<std::size_t>(item) * g.group_size() * mass_stride_;
-    p.mass_stride = mass_stride_;
+    p.mass = part == 1 || want_heads_ ? item_sums(item, part) : nullptr;
+    kernels_.prefill_tile(p);
   }
-  kernels_.prefill_tile(p);
+}
+
+std::pair<int, int> TieredAttention::item_queries(int item, int part) const {
+  const int begin = item / geometry_.n_kv_heads * kPrefillTile;
+  const int end = std::min(begin + kPrefillTile, block_tokens_);
+  const int first = want_heads_ ? n_new_ - kRecentPromptRows - block_first_ : first_mass_query();
+  const int cut = std::clamp(first, begin, end);
+  return part == 0 ? std::pair{begin, cut} : std::pair{cut, end};
+}
+
+float* TieredAttention::item_sums(int item, int part) const {
+  const std::size_t at = static_cast<std::size_t>(item) * mass_parts_ + (want_heads_ ? part : 0);
+  return item_mass_.data() + at * geometry_.group_size() * mass_stride_;
 }
 
 int TieredAttention::first_mass_query() const {
@@ -243,42 +280,46 @@ void TieredAttention::sum_prompt_mass(int layer) noexcept {
     return materialised_->add_prompt_mass(layer, prompt_block(), unit.full, unit.quantized,
                                           unit.region);
   }
-  const Geometry& g = geometry_;
   const int tiles = ceil_div(block_tokens_, kPrefillTile);
-  const double mean = 1.0 / unit_geometry_.n_heads;
-  for (int item = 0; item < g.n_kv_heads * tiles; ++item) {
-    const int kv_head = item % g.n_kv_heads;
-    const int u = unit_of(kv_head);
-    const LayerCache& cache = cache_.unit(layer, u);
-    UnitPrompt& unit = unit_prompt_[u];
-    const int n_full = static_cast<int>(cache.full().groups().size()) * kLanes;
-    const int n_quantized =
-        uses_quantized(cache) ? static_cast<int>(cache.quantized().groups().size()) * kLanes : 0;
-    const int q_end = std::min((item / g.n_kv_heads + 1) * kPrefillTile, block_tokens_);
-    if (first_mass_query() >= q_end) continue;
-    const int rows = n_prefix_rows_ + block_first_ + q_end - n_sink_rows_;
-    const int region = rows > 0 ? ceil_div(rows, g.window) : 0;
-    for (int h = 0; h < g.group_size(); ++h) {
-      const float* mass =
-          item_mass_.data() + (static_cast<std::size_t>(item) * g.group_size() + h) * mass_stride_;
-      const float* region_mass = mass + n_full + n_quantized;
-      if (select_needs_.mass) {
-        std::vector<double>& sums =
-            head_mass_[static_cast<std::size_t>(kv_head) * g.group_size() + h];
-        const auto held = static_cast<std::size_t>(cache.full().size());
-        for (std::size_t w = 0; w < held; ++w) sums[w] += mass[w];
-        for (int w = 0; w < region; ++w) sums[held + w] += region_mass[w];
-      }
-      if (observer_ != nullptr) observe_prompt(layer, kv_head, h, mass, region);
-      if (!want_mass_) continue;
-      for (std::size_t w = 0; w < unit.full.size(); ++w) unit.full[w] += mean * mass[w];
-      if (n_quantized > 0) {
-        for (std::size_t w = 0; w < unit.quantized.size(); ++w) {
-          unit.quantized[w] += mean * mass[n_full + w];
-        }
-      }
-      for (int w = 0; w < region; ++w) unit.region[w] += mean * region_mass[w];
+  for (int item = 0; item < geometry_.n_kv_heads * tiles; ++item) {
+    for (int part = want_heads_ ? 0 : 1; part < 2; ++part) add_item_mass(layer, item, part);
+  }
+}
+
+void TieredAttention::add_item_mass(int layer, int item, int part) noexcept {
+  const auto [begin, end] = item_queries(item, part);
+  if (begin == end) return;
+  const int gs = geometry_.group_size();
+  const int kv_head = item % geometry_.n_kv_heads;
+  const int u = unit_of(kv_head);
+  UnitPrompt& unit = unit_prompt_[u];
+  const std::size_t n_full = cache_.unit(layer, u).full().groups().size() * kLanes;
+  const int rows = n_prefix_rows_ + block_first_ + end - n_sink_rows_;
+  const int region = rows > 0 ? ceil_div(rows, geometry_.window) : 0;
+  const double mean = want_heads_ ? 1.0 : 1.0 / unit_geometry_.n_heads;
+  const std::size_t sums = want_heads_ ? head_record_floats(unit_geometry_.n_heads) : 1;
+  for (int h = 0; h < gs; ++h) {
+    const float* mass = item_sums(item, part) + h * mass_stride_;
+    const float* region_mass = mass + n_full + unit.groups.size() * kLanes;
+    if (select_needs_.mass) {
+      std::vector<double>& of_head = head_mass_[static_cast<std::size_t>(kv_head) * gs + h];
+      const auto held = static_cast<std::size_t>(cache_.unit(layer, u).full().size());
+      for (std::size_t w = 0; w < held; ++w) of_head[w] += mass[w];
+      for (int w = 0; w < region; ++w) of_head[held + w] += region_mass[w];
     }
+    if (observer_ != nullptr) observe_prompt(layer, kv_head, h, mass, region);
+    if (!want_mass_) continue;
+    // Which of a window's sums this head's is.
+    const std::size_t at =
+        want_heads_ ? part * unit_geometry_.n_heads + kv_head % unit_geometry_.n_kv_heads * gs + h
+                    : 0;
+    for (std::size_t w = 0; w * sums < unit.full.size(); ++w) {
+      unit.full[w * sums + at] += mean * mass[w];
+    }
+    for (std::size_t w = 0; w < unit.columns.size(); ++w) {
+      unit.quantized[w * sums + at] += mean * mass[n_full + unit.columns[w]];
+    }
+    for (int w = 0; w < region; ++w) unit.region[w * sums + at] += mean * region_mass[w];
   }
 }
 
@@ -290,6 +331,10 @@ const TieredAttention::PromptLayer& TieredAttention::prompt_layer() {
   rows.n_rows = n_rows_capacity_;
   rows.n_sink_rows = n_sink_rows_;
   rows.region_begin = region_begin_;
+  for (int i = 1; i < n_threads_ && !extremes_.empty(); ++i) {
+    range_merge(geometry_, thread_extremes(i), thread_extremes(0));
+  }
+  if (!extremes_.empty()) rows.extremes = thread_extremes(0);
   prompt_layer_.mass.clear();
   for (const UnitPrompt& unit : unit_prompt_) {
     prompt_layer_.mass.push_back({unit.full, unit.quantized, unit.region});

@@ -20,12 +20,38 @@ int item_groups(int window) { return window < 4 ? 8 * kItemGroups / window : kIt
 TieredAttention::StepItems TieredAttention::step_items(const LayerCache& unit) const {
   const int per_item = item_groups(geometry_.window);
   StepItems items;
-  if (uses_quantized(unit)) {
-    items.quantized = ceil_div(static_cast<int>(unit.quantized().groups().size()), per_item);
+  for (int r = 0; r < unit.n_rungs() && uses_quantized(unit); ++r) {
+    items.quantized += ceil_div(static_cast<int>(unit.quantized(r).groups().size()), per_item);
   }
   items.full = ceil_div(static_cast<int>(unit.full().groups().size()), per_item);
   items.total = items.quantized + items.full + 1;
   return items;
+}
+
+TieredAttention::StepGroups TieredAttention::step_groups(const LayerCache& unit, int item) const {
+  const int per_item = item_groups(geometry_.window);
+  StepGroups at;
+  const auto find = [&](const TierSlab& slab) {
+    const int groups = static_cast<int>(slab.groups().size());
+    const int items = ceil_div(groups, per_item);
+    if (item < items) {
+      at.slab = &slab;
+      at.first = item * per_item;
+      at.n = std::min(per_item, groups - at.first);
+      return true;
+    }
+    item -= items;
+    at.first_in_unit += groups;
+    return false;
+  };
+  at.quantized = true;
+  for (int r = 0; r < unit.n_rungs() && uses_quantized(unit); ++r) {
+    if (find(unit.quantized(r))) return at;
+  }
+  at.quantized = false;
+  at.first_in_unit = unit.n_quantized_groups();
+  find(unit.full());
+  return at;
 }
 
 TieredAttention::StepUnit TieredAttention::first_unit(int layer) const {
@@ -35,7 +61,7 @@ TieredAttention::StepUnit TieredAttention::first_unit(int layer) const {
 void TieredAttention::next_unit(int layer, StepUnit& unit) const {
   const LayerCache& cache = cache_.unit(layer, unit.index);
   unit.first_item += unit.items.total;
-  unit.first_group += cache.full().groups().size() + cache.quantized().groups().size();
+  unit.first_group += cache.full().groups().size() + cache.n_quantized_groups();
   if (++unit.index < cache_.units_per_layer()) {
     unit.items = step_items(cache_.unit(layer, unit.index));
   }
@@ -62,7 +88,7 @@ void TieredAttention::begin_step() {
     std::size_t layer_groups = 0;
     for (int u = 0; u < cache_.units_per_layer(); ++u) {
       const LayerCache& unit = cache_.unit(i, u);
-      layer_groups += unit.full().groups().size() + unit.quantized().groups().size();
+      layer_groups += unit.full().groups().size() + unit.n_quantized_groups();
       capacity = std::max(capacity, unit.recent().ref().capacity);
     }
     groups = std::max(groups, layer_groups);
@@ -140,24 +166,16 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
   const int gs = g.group_size();
   const int d = g.head_dim;
   const LayerCache& cache = cache_.unit(layer, unit.index);
-  const StepItems& items = unit.items;
-  const int unit_item = item - unit.first_item;
-  const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
-  const int full_groups = static_cast<int>(cache.full().groups().size());
-  const bool quantized = unit_item < items.quantized;
-  const bool full = !quantized && unit_item < items.quantized + items.full;
-  const std::span<const GroupRef> groups =
-      quantized ? cache.quantized().groups() : cache.full().groups();
-  const int n_groups = static_cast<int>(groups.size());
-  const int per_item = item_groups(g.window);
-  const int begin = (quantized ? unit_item : unit_item - items.quantized) * per_item;
-  const int n = full || quantized ? std::min(per_item, n_groups - begin) : 0;
+  const StepGroups work = step_groups(cache, item - unit.first_item);
+  const int n = work.n;
+  const GroupRef* groups = n > 0 ? work.slab->groups().data() + work.first : nullptr;
+  const int unit_groups =
+      cache.n_quantized_groups() + static_cast<int>(cache.full().groups().size());
 
   auto* phases = reinterpret_cast<float*>(thread_scratch_.data() + scratch_stride_ * ith);
-  for (int i = 0; quantized && i < n; ++i) {
-    kernels_.window_phases(cache_.phases(), cache.quantized().ids().data() + (begin + i) * kLanes,
-                           groups[begin + i].lanes,
-                           phases + static_cast<std::size_t>(i) * d * kLanes);
+  for (int i = 0; work.quantized && i < n; ++i) {
+    kernels_.window_phases(cache_.phases(), work.slab->ids().data() + (work.first + i) * kLanes,
+                           groups[i].lanes, phases + static_cast<std::size_t>(i) * d * kLanes);
   }
   for (int h = 0; h < g.n_kv_heads; ++h) {
     const std::size_t at =
@@ -169,19 +187,19 @@ void TieredAttention::run_step_item(int layer, int item, int ith) noexcept {
     if (want_mass_ && n > 0) {
       // Sums of the Quantized groups stand before those of the Full groups, per KV head.
       const std::size_t first = unit.first_group * g.n_kv_heads +
-                                static_cast<std::size_t>(h) * (quantized_groups + full_groups) +
-                                (quantized ? begin : quantized_groups + begin);
+                                static_cast<std::size_t>(h) * unit_groups + work.first_in_unit +
+                                work.first;
       mass = {window_sum_.data() + first * gs * kLanes, group_max_.data() + first * gs, power_};
     }
     const std::size_t kv_head = static_cast<std::size_t>(unit.index) * g.n_kv_heads + h;
     const std::size_t head = kv_head * gs;
     const float* q = q_.data() + head * d;
-    if (quantized) {
-      kernels_.attend_quantized({&unit_geometry_, h,
-                                 q_back_.data() + kv_head * query_back_floats(g), phases,
-                                 groups.data() + begin, n, state, mass});
-    } else if (full) {
-      kernels_.attend_full({&unit_geometry_, h, q, groups.data() + begin, n, state, mass});
+    if (work.quantized) {
+      kernels_.attend_quantized({&work.slab->geometry(), h,
+                                 q_back_.data() + kv_head * query_back_floats(g), phases, groups, n,
+                                 state, mass, cache.range()});
+    } else if (n > 0) {
+      kernels_.attend_full({&unit_geometry_, h, q, groups, n, state, mass});
     } else {
       const RecentRef recent = cache.recent().ref();
       float* sum = want_mass_ ? token_sum_.data() + head * recent.capacity : nullptr;
@@ -214,7 +232,11 @@ void TieredAttention::finish_step(int layer, float* out) noexcept {
       const float inverse = 1.0F / total.l[h];
       for (int c = 0; c < d; ++c) unit_out[h * d + c] = total.o[h * d + c] * inverse;
     }
-    if (want_mass_) add_step_mass(layer, unit, total);
+    if (want_heads_) {
+      add_step_heads(layer, unit, total);
+    } else if (want_mass_) {
+      add_step_mass(layer, unit, total);
+    }
     if (observer_ != nullptr) observe_step(layer, unit, total);
   }
 }
@@ -230,10 +252,9 @@ void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
   const int gs = g.group_size();
   LayerCache& cache = cache_.unit(layer, unit.index);
   const std::span<double> full = cache.full_mass();
-  const std::span<double> quantized = cache.quantized_mass();
   const std::span<double> local = cache.local_mass();
   cache.decay_mass(decay_);
-  const int quantized_groups = static_cast<int>(cache.quantized().groups().size());
+  const int quantized_groups = cache.n_quantized_groups();
   const int full_groups = static_cast<int>(cache.full().groups().size());
   const std::size_t unit_group = unit.first_group * g.n_kv_heads;
   const float mean = 1.0F / static_cast<float>(g.n_heads);
@@ -254,7 +275,12 @@ void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
       for (int lane = 0; lane < lanes; ++lane) masses[i * kLanes + lane] += sum[lane];
     }
   };
-  if (unit.items.quantized > 0) add_groups(0, quantized_groups, quantized);
+  int first_group = 0;
+  for (int r = 0; r < cache.n_rungs(); ++r) {
+    const int n_groups = static_cast<int>(cache.quantized(r).groups().size());
+    if (unit.items.quantized > 0) add_groups(first_group, n_groups, cache.quantized_mass(r));
+    first_group += n_groups;
+  }
   add_groups(quantized_groups, full_groups, full);
 
   const RecentRef recent = cache.recent().ref();
@@ -268,6 +294,52 @@ void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
         token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
     for (int t = sinks; t < recent.n_tokens; ++t) {
       local[(t - sinks) / g.window] += static_cast<double>(sum[t] * f);
+    }
+  }
+}
+
+// The same for the head records: a step's queries are recent ones.
+void TieredAttention::add_step_heads(int layer, const StepUnit& unit,
+                                     const SoftmaxState& total) noexcept {
+  const Geometry& g = unit_geometry_;
+  const int gs = g.group_size();
+  LayerCache& cache = cache_.unit(layer, unit.index);
+  const std::size_t unit_group = unit.first_group * g.n_kv_heads;
+  const std::size_t unit_groups = cache.n_quantized_groups() + cache.full().groups().size();
+  const auto factor = [&](float max, int head) { return mass_factor(max, total, head); };
+  // records: of the group, [2][n_heads][kLanes]; lanes that no window has get zeros.
+  const auto add_group = [&](std::size_t group, float* records) {
+    for (int head = 0; head < g.n_heads; ++head) {
+      const std::size_t at = (unit_group + head / gs * unit_groups + group) * gs + head % gs;
+      const float f = factor(group_max_.data()[at], head);
+      const float* sum = window_sum_.data() + at * kLanes;
+      float* record = records + static_cast<std::ptrdiff_t>(g.n_heads + head) * kLanes;
+      for (int lane = 0; lane < kLanes; ++lane) record[lane] += sum[lane] * f;
+    }
+  };
+  std::size_t group = 0;
+  for (int r = 0; r < cache.n_rungs(); ++r) {
+    const int n_groups = static_cast<int>(cache.quantized(r).groups().size());
+    for (int i = 0; i < n_groups; ++i, ++group) {
+      if (unit.items.quantized > 0) add_group(group, cache.quantized_heads(r, i));
+    }
+  }
+  for (std::size_t i = 0; group < unit_groups; ++i, ++group) {
+    add_group(group, cache.full_heads(static_cast<int>(i)));
+  }
+
+  const RecentRef recent = cache.recent().ref();
+  const int sinks = cache.recent().n_sinks();
+  const int first_head = unit.index * g.n_heads;
+  const float* max =
+      token_sum_.data() + static_cast<std::size_t>(geometry_.n_heads) * recent.capacity;
+  for (int h = 0; h < g.n_heads; ++h) {
+    const float f = factor(max[first_head + h], h);
+    const float* sum =
+        token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
+    float* record = cache.local_heads().data() + g.n_heads + h;
+    for (int t = sinks; t < recent.n_tokens; ++t) {
+      record[(t - sinks) / g.window * cache.head_floats()] += sum[t] * f;
     }
   }
 }

@@ -13,7 +13,8 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
       unit_geometry_(cache.unit_geometry()),
       n_threads_(n_threads),
       scale_(1.0F / std::sqrt(static_cast<float>(geometry_.head_dim))),
-      want_mass_(cache.needs().mass),
+      want_mass_(cache.needs().mass || cache.needs().head_sums),
+      want_heads_(cache.needs().head_sums),
       power_(static_cast<float>(cache.selector_needs().mass ? cache.selector_needs().mass_power
                                                             : cache.needs().mass_power)),
       decay_(static_cast<float>(cache.needs().mass_decay)),
@@ -30,6 +31,11 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
   }
   step_cos_.resize(pairs);
   step_sin_.resize(pairs);
+  if (want_heads_) mass_parts_ = 2;
+  if (cache.ladder() || select_needs_.key_range) {
+    range_from_ = cache.ladder() ? cache.config().n_sink : select_needs_.range_from;
+    extremes_.resize(static_cast<std::size_t>(n_threads) * range_extreme_floats(geometry_));
+  }
   if (!cache.config().fused_attention) {
     materialised_ = std::make_unique<MaterialisedAttention>(cache, kernels, n_threads);
   }
@@ -78,7 +84,7 @@ double TieredAttention::take_seconds() {
 
 bool TieredAttention::uses_quantized(const LayerCache& layer) const {
   if (materialised_) return false;  // it reads the tier itself, as rows
-  return cache_.config().quantized_accessible && layer.quantized().size() > 0;
+  return cache_.config().quantized_accessible && layer.n_quantized() > 0;
 }
 
 std::size_t TieredAttention::workspace_bytes() const {

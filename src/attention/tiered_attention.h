@@ -27,6 +27,7 @@
 #include "attention/codec_attention.h"
 #include "attention/mass_observer.h"
 #include "attention/materialised_attention.h"
+#include "kernels/codec.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 
@@ -81,6 +82,15 @@ class TieredAttention final : public Attention {
   void finish_queries();
   // Index in the block of the first query whose mass counts.
   int first_mass_query() const;
+  void list_prefix(int layer, int u);
+  // Queries of the block that a part of an item covers, [first, second): 0 those before the cut, 1
+  // those from it on. What is cut off is counted apart (want_heads_) or not at all (mass_rows_).
+  std::pair<int, int> item_queries(int item, int part) const;
+  float* item_sums(int item, int part) const;
+  void add_item_mass(int layer, int item, int part) noexcept;
+  float* thread_extremes(int ith) {
+    return extremes_.data() + range_extreme_floats(geometry_) * ith;
+  }
   MaterialisedAttention::PromptBlock prompt_block() const;
   void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
   // The unit that holds a KV head.
@@ -104,6 +114,15 @@ class TieredAttention final : public Attention {
   StepUnit first_unit(int layer) const;
   void next_unit(int layer, StepUnit& unit) const;
   int layer_items(int layer) const;
+  // What an item works on: some groups of one slab, or nothing (the recent tokens).
+  struct StepGroups {
+    const TierSlab* slab = nullptr;
+    bool quantized = false;
+    int first = 0, n = 0;   // groups of the slab
+    int first_in_unit = 0;  // of the slab's groups, among the unit's
+  };
+  StepGroups step_groups(const LayerCache& unit, int item) const;
+  void add_step_heads(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
   void add_step_mass(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
   // Probability that a sum relative to exp(max) stands for, given the head's whole softmax; heads
   // count within the unit.
@@ -119,7 +138,8 @@ class TieredAttention final : public Attention {
   const Geometry geometry_, unit_geometry_;
   int n_threads_;
   float scale_;
-  bool want_mass_;  // of windows, in prompts and steps
+  bool want_mass_;   // of windows, in prompts and steps
+  bool want_heads_;  // sums of single query heads, in place of the mass
   float power_, decay_;
   int mass_rows_;  // a prompt's last rows that add mass; 0: all
   const SelectorNeeds select_needs_;
@@ -150,11 +170,20 @@ class TieredAttention final : public Attention {
   std::vector<float> cos_, sin_;           // [n_new][D/2]
   AlignedBuffer<fp16_t> k_rows_, v_rows_;  // [H][capacity][D]
   AlignedBuffer<float> prefix_phases_;     // [quantized groups][D/2][2][kLanes], unit after unit
-  AlignedBuffer<float> item_mass_;         // [items][group_size][mass windows]
+  // [items][parts][group_size][mass windows]; parts: the earlier and, with want_heads_, the recent
+  // queries.
+  AlignedBuffer<float> item_mass_;
+  int mass_parts_ = 1;
+  std::vector<float> extremes_;  // [n_threads][range_extreme_floats()]; empty: nobody asked
+  int range_from_ = 0;           // first position that counts for them
   std::ptrdiff_t mass_stride_ = 0;
-  // What the prompt's rows saw of one unit; sizes in windows.
+  // What the prompt's rows saw of one unit; sizes in windows, or, with want_heads_, in sums: a
+  // HeadRecord's a window.
   struct UnitPrompt {
     std::size_t phases_at = 0;
+    std::vector<GroupRef> groups;             // Quantized, rung after rung
+    std::vector<const Geometry*> geometries;  // of the groups
+    std::vector<int> columns;                 // of the Quantized windows among an item's masses
     std::vector<double> full, quantized, region;
   };
   std::vector<UnitPrompt> unit_prompt_;

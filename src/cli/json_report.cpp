@@ -35,41 +35,46 @@ double per_layer(std::int64_t windows, const CacheStats& stats) {
 }
 
 Json kv_json(const CacheStats& s) {
-  return {{"budget_bytes", s.budget_bytes},
-          {"resident_bytes", s.resident_bytes},
-          {"peak_resident_bytes", s.peak_resident_bytes},
-          {"full_cache_bytes", s.full_cache_bytes},
-          {"reserved_bytes", s.reserved_bytes},
-          {"bytes",
-           {{"sink", s.sink_bytes},
-            {"local", s.local_bytes},
-            {"full", s.full_bytes},
-            {"quantized", s.quantized_bytes}}},
-          {"metadata_bytes",
-           {{"positions", s.positions_bytes},
-            {"ledger", s.ledger_bytes},
-            {"dormant", s.dormant_bytes},
-            {"scores", s.scores_bytes}}},
-          {"workspace_peak_bytes", s.workspace_peak_bytes},
-          {"windows",
-           {{"full", per_layer(s.full_windows, s)},
-            {"quantized", per_layer(s.quantized_windows, s)},
-            {"evicted", per_layer(s.evicted_windows, s)}}},
-          {"windows_total",
-           {{"full", s.full_windows},
-            {"quantized", s.quantized_windows},
-            {"evicted", s.evicted_windows}}},
-          {"layers", s.n_layers},
-          {"tokens", s.n_tokens},
-          {"budget_raised", s.budget_raised},
-          {"over_budget", s.over_budget},
-          {"uncompressed", s.uncompressed},
-          {"events", s.events},
-          {"promotions", s.promotions},
-          {"demotions", s.demotions},
-          {"first_demotions", s.first_demotions},
-          {"reactivations", s.reactivations},
-          {"evictions", s.evictions}};
+  Json json = {{"budget_bytes", s.budget_bytes},
+               {"resident_bytes", s.resident_bytes},
+               {"peak_resident_bytes", s.peak_resident_bytes},
+               {"full_cache_bytes", s.full_cache_bytes},
+               {"reserved_bytes", s.reserved_bytes},
+               {"bytes",
+                {{"sink", s.sink_bytes},
+                 {"local", s.local_bytes},
+                 {"full", s.full_bytes},
+                 {"quantized", s.quantized_bytes}}},
+               {"metadata_bytes",
+                {{"positions", s.positions_bytes},
+                 {"ledger", s.ledger_bytes},
+                 {"dormant", s.dormant_bytes},
+                 {"scores", s.scores_bytes}}},
+               {"workspace_peak_bytes", s.workspace_peak_bytes},
+               {"windows",
+                {{"full", per_layer(s.full_windows, s)},
+                 {"quantized", per_layer(s.quantized_windows, s)},
+                 {"evicted", per_layer(s.evicted_windows, s)}}},
+               {"windows_total",
+                {{"full", s.full_windows},
+                 {"quantized", s.quantized_windows},
+                 {"evicted", s.evicted_windows}}},
+               {"layers", s.n_layers},
+               {"tokens", s.n_tokens},
+               {"budget_raised", s.budget_raised},
+               {"uncompressed", s.uncompressed},
+               {"events", s.events},
+               {"promotions", s.promotions},
+               {"demotions", s.demotions},
+               {"first_demotions", s.first_demotions},
+               {"reactivations", s.reactivations},
+               {"evictions", s.evictions}};
+  if (!s.rungs.empty()) {
+    Json& bits = json["windows_by_bits"] = Json::object();  // summed over layers
+    for (const RungStats& rung : s.rungs) bits[std::to_string(rung.bits)] = rung.windows;
+    json["lowerings"] = s.lowerings;
+  }
+  return json;
 }
 
 const char* attention_name(bool fused) { return fused ? "fused" : "materialised"; }
@@ -120,6 +125,10 @@ Json trace_json(const LayerEvent& e, bool with_scores) {
                  {"dormant", e.dormant_bytes},
                  {"total", e.bytes.total()}}}};
   if (e.head >= 0) json["head"] = e.head;
+  if (!e.lowered.empty()) json["lowered"] = e.lowered;
+  for (RungId r = 0; r < kMaxRungs; ++r) {
+    if (!e.rungs[r].empty()) json["bits"][std::to_string(kRungs[r].bits)] = e.rungs[r];
+  }
   if (with_scores) {
     // [window, score] of every candidate, before the move.
     Json scores = Json::array();

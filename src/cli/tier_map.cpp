@@ -32,8 +32,10 @@ std::string tier_map(const KvCache& cache, int layer) {
                       static_cast<std::size_t>(window);
   std::string map(ranked, kMapEvicted);
   for (const WindowId id : state.full().ids()) map[static_cast<std::size_t>(id)] = kMapFull;
-  for (const WindowId id : state.quantized().ids()) {
-    map[static_cast<std::size_t>(id)] = kMapQuantized;
+  for (int r = 0; r < state.n_rungs(); ++r) {
+    for (const WindowId id : state.quantized(r).ids()) {
+      map[static_cast<std::size_t>(id)] = kMapQuantized;
+    }
   }
   map.append(static_cast<std::size_t>((local + window - 1) / window), kMapLocal);
   return map;

@@ -86,6 +86,8 @@ struct CaptureOptions {
   int moments_from = 0;  // first position whose query counts
   bool mass = false;
   double mass_power = 1.0;                 // attention^power is summed
+  bool key_range = false;                  // extremes of keys before RoPE, and of values
+  int range_from = 0;                      // first position that counts for them
   std::vector<CacheConfig> quantisers;     // policies that may look at queries anywhere
   std::function<void(int, int)> progress;  // layer-blocks done, total
   const std::atomic<bool>* cancel = nullptr;

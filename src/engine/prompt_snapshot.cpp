@@ -8,6 +8,7 @@
 #include <new>
 #include <set>
 
+#include "kernels/codec.h"
 #include "policies/registry.h"
 
 namespace qevict {
@@ -23,7 +24,9 @@ class CaptureSelector final : public Selector {
                .query_moments = o.query_moments,
                .moments_from = o.moments_from,
                .mass = o.mass,
-               .mass_power = o.mass_power} {}
+               .mass_power = o.mass_power,
+               .key_range = o.key_range,
+               .range_from = o.range_from} {}
   SelectorNeeds needs() const override { return needs_; }
   int smallest_budget() const override { return 1; }
   void select(const PromptView&, int, KeptTokens&) const override {}
@@ -42,14 +45,18 @@ PolicySpec capture_policy(const CaptureOptions& options) {
   return policy;
 }
 
-// What a scorer or a selector reads, in the terms of a capture.
-CaptureOptions needs_of(const Needs& needs, const SelectorNeeds& select) {
+// What a scorer or a selector reads, in the terms of a capture. ladder: the policy has one, and so
+// many sinks.
+CaptureOptions needs_of(const Needs& needs, const SelectorNeeds& select, bool ladder, int n_sink) {
   CaptureOptions options;
   // Mass of the last rows alone is computed again from their queries.
-  options.last_queries = std::max(select.last_queries, needs.mass ? needs.prompt_rows : 0);
+  options.last_queries = std::max({select.last_queries, needs.mass ? needs.prompt_rows : 0,
+                                   needs.head_sums ? kRecentPromptRows : 0});
+  options.key_range = ladder;
+  options.range_from = ladder ? n_sink : 0;
   options.query_moments = select.query_moments;
   options.moments_from = select.moments_from;
-  options.mass = select.mass || (needs.mass && needs.prompt_rows == 0);
+  options.mass = select.mass || (needs.mass && needs.prompt_rows == 0) || needs.head_sums;
   if (options.mass) options.mass_power = select.mass ? select.mass_power : needs.mass_power;
   return options;
 }
@@ -79,12 +86,15 @@ Result<CaptureOptions> CaptureOptions::covering(std::span<const CacheConfig> con
     const bool once = (*policy)->schedule == Schedule::Once;
     const CaptureOptions one =
         needs_of(once ? Needs() : (*policy)->make_scorer(config)->needs(),
-                 once ? (*policy)->make_selector(config)->needs() : SelectorNeeds());
-    if ((one.mass && all.mass && one.mass_power != all.mass_power) ||
+                 once ? (*policy)->make_selector(config)->needs() : SelectorNeeds(),
+                 (*policy)->ladder, config.n_sink);
+    if ((one.key_range && all.key_range && one.range_from != all.range_from) ||
+        (one.mass && all.mass && one.mass_power != all.mass_power) ||
         (one.query_moments && all.query_moments && one.moments_from != all.moments_from)) {
       return bad_input(fmt::format(
-          "policy {} reads another power of the attention, or moments from another position, than "
-          "the others (policies): its prompt cannot be captured together with theirs",
+          "policy {} reads another power of the attention, or moments or ranges from another "
+          "position, than the others (policies): its prompt cannot be captured together with "
+          "theirs",
           config.policy));
     }
     all.last_queries = std::max(all.last_queries, one.last_queries);
@@ -92,6 +102,8 @@ Result<CaptureOptions> CaptureOptions::covering(std::span<const CacheConfig> con
     if (one.mass) all.mass_power = one.mass_power;
     all.query_moments |= one.query_moments;
     all.mass |= one.mass;
+    if (one.key_range) all.range_from = one.range_from;
+    all.key_range |= one.key_range;
   }
   return all;
 }
@@ -100,7 +112,8 @@ std::size_t PromptSnapshot::bytes() const {
   std::size_t sum = bytes_of(logits_);
   for (const Layer& layer : layers_) {
     sum += bytes_of(layer.k) + bytes_of(layer.v) + bytes_of(layer.q_last) +
-           bytes_of(layer.q_probe) + bytes_of(layer.mean) + bytes_of(layer.covariance);
+           bytes_of(layer.q_probe) + bytes_of(layer.mean) + bytes_of(layer.covariance) +
+           bytes_of(layer.extremes);
     for (const auto& head : layer.mass) sum += bytes_of(head);
     for (const auto& head : layer.value_norms) sum += bytes_of(head);
   }
@@ -136,6 +149,7 @@ void PromptSnapshot::keep(const PromptRows& rows, const PromptQueries& queries, 
   layer.mean = copy(queries.moments.mean, heads * dim);
   layer.covariance = copy(queries.moments.covariance, heads * dim * dim);
   layer.n_queries = queries.moments.n_queries;
+  layer.extremes = copy(rows.extremes, range_extreme_floats(g));
   for (const std::span<const double> sums : queries.mass) {
     layer.mass.emplace_back(sums.begin(), sums.end());
   }
@@ -219,11 +233,13 @@ Status SnapshotReader::check(const Model& model) {
     return bad_input(
         "the snapshot was made by another engine (snapshot): capture the prompt again");
   }
-  const CaptureOptions wanted = needs_of(cache_.needs(), cache_.selector_needs());
+  const CaptureOptions wanted =
+      needs_of(cache_.needs(), cache_.selector_needs(), cache_.ladder(), cache_.config().n_sink);
   const CaptureOptions& has = prompt_.options_;
   const bool enough =
       fill_probes(nullptr) && has.last_queries >= wanted.last_queries &&
       (!wanted.mass || has.mass) && (!wanted.mass || has.mass_power == wanted.mass_power) &&
+      (!wanted.key_range || (has.key_range && has.range_from == wanted.range_from)) &&
       (!wanted.query_moments || (has.query_moments && has.moments_from == wanted.moments_from));
   if (enough) return {};
   return bad_input(
@@ -242,6 +258,7 @@ Result<SnapshotReader::LayerInput> SnapshotReader::layer(int layer, const ValueN
   rows.n_rows = rows.capacity = n;
   rows.n_sink_rows = std::min(cache_.config().n_sink, n);
   rows.region_begin = cache_.config().n_sink;
+  if (cache_.ladder()) rows.extremes = from.extremes.data();
   fill_unit_mass(from);
   input.mass = unit_views_;
   const SelectorNeeds& needs = cache_.selector_needs();
@@ -295,9 +312,9 @@ bool SnapshotReader::fill_probes(const PromptSnapshot::Layer* from) {
   return true;
 }
 
-void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head,
+void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head, int counted,
                                std::vector<double>& sums) const {
-  const int counted = std::min(cache_.needs().prompt_rows, prompt_.n_tokens_);
+  counted = std::min(counted, prompt_.n_tokens_);
   if (counted == 0) {
     sums = from.mass[static_cast<std::size_t>(head)];
     return;
@@ -334,24 +351,46 @@ void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head,
 void SnapshotReader::fill_unit_mass(const PromptSnapshot::Layer& from) {
   const int units = cache_.units_per_layer();
   unit_views_.assign(static_cast<std::size_t>(units), PromptMass());
-  if (!cache_.needs().mass) return;
+  const bool head_sums = cache_.needs().head_sums;
+  if (!cache_.needs().mass && !head_sums) return;
   const int window = cache_.geometry().window;
   const int n_sink = cache_.config().n_sink;
   const int heads = cache_.unit_geometry().n_heads;
   const int n_windows = (std::max(0, prompt_.n_tokens_ - n_sink) + window - 1) / window;
   unit_mass_.resize(static_cast<std::size_t>(units));
-  std::vector<double> sums;
   for (int u = 0; u < units; ++u) {
     std::vector<double>& mass = unit_mass_[static_cast<std::size_t>(u)];
-    mass.assign(static_cast<std::size_t>(n_windows), 0.0);
+    mass.assign(static_cast<std::size_t>(n_windows) * (head_sums ? head_record_floats(heads) : 1),
+                0.0);
     for (int h = 0; h < heads; ++h) {
-      head_mass(from, u * heads + h, sums);
+      if (head_sums) {
+        add_head_sums(from, u * heads + h, mass);
+        continue;
+      }
+      head_mass(from, u * heads + h, cache_.needs().prompt_rows, sums_);
       for (int t = n_sink; t < prompt_.n_tokens_; ++t) {
         mass[static_cast<std::size_t>((t - n_sink) / window)] +=
-            sums[static_cast<std::size_t>(t)] / heads;
+            sums_[static_cast<std::size_t>(t)] / heads;
       }
     }
     unit_views_[static_cast<std::size_t>(u)].region = mass;
+  }
+}
+
+// records: [windows][2][n_heads], of whole layers.
+void SnapshotReader::add_head_sums(const PromptSnapshot::Layer& from, int head,
+                                   std::vector<double>& records) {
+  const int n_sink = cache_.config().n_sink;
+  const int window = cache_.geometry().window;
+  const auto heads = static_cast<std::size_t>(cache_.unit_geometry().n_heads);
+  head_mass(from, head, 0, sums_);
+  head_mass(from, head, kRecentPromptRows, recent_sums_);
+  for (int t = n_sink; t < prompt_.n_tokens_; ++t) {
+    double* record = records.data() + static_cast<std::size_t>((t - n_sink) / window) *
+                                          head_record_floats(cache_.unit_geometry().n_heads);
+    const double recent = recent_sums_[static_cast<std::size_t>(t)];
+    record[head] += std::max(0.0, sums_[static_cast<std::size_t>(t)] - recent);
+    record[heads + static_cast<std::size_t>(head)] += recent;
   }
 }
 

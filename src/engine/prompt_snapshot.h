@@ -35,6 +35,7 @@ class PromptSnapshot {
     std::vector<float> q_probe;             // [probes][n_heads][D]
     std::vector<double> mean, covariance;   // of the queries before RoPE
     std::int64_t n_queries = 0;
+    std::vector<float> extremes;                          // range_extreme_floats(), or empty
     mutable std::vector<std::vector<float>> value_norms;  // [n_heads][n], or empty
   };
 
@@ -70,14 +71,17 @@ class SnapshotReader {
  private:
   void fill_last_queries(const PromptSnapshot::Layer& from);
   bool fill_probes(const PromptSnapshot::Layer* from);
-  // Column sums that this cache counts, of one query head.
-  void head_mass(const PromptSnapshot::Layer& from, int head, std::vector<double>& sums) const;
+  // Column sums of one query head over the last `counted` rows; 0: over all.
+  void head_mass(const PromptSnapshot::Layer& from, int head, int counted,
+                 std::vector<double>& sums) const;
   void fill_unit_mass(const PromptSnapshot::Layer& from);
+  void add_head_sums(const PromptSnapshot::Layer& from, int head, std::vector<double>& records);
   Status fill_value_norms(const PromptSnapshot::Layer& from, int layer, const ValueNorms& norms);
 
   const PromptSnapshot& prompt_;
   const KvCache& cache_;
   std::vector<std::vector<double>> unit_mass_;  // [units][windows]
+  std::vector<double> sums_, recent_sums_;
   std::vector<PromptMass> unit_views_;
   std::vector<float> q_last_;    // as many as the policy asks for
   std::vector<int> probe_rows_;  // what a codec asks for

@@ -44,7 +44,12 @@ CacheStats collect_stats(const KvCache& cache, std::size_t workspace_peak_bytes)
     for (int u = 0; u < cache.units_per_layer(); ++u) {
       const LayerCache& unit = cache.unit(i, u);
       s.full_windows += unit.full().size();
-      s.quantized_windows += unit.quantized().size();
+      s.quantized_windows += unit.n_quantized();
+      s.rungs.resize(unit.ladder() ? unit.n_rungs() : 0);
+      for (int r = 0; r < static_cast<int>(s.rungs.size()); ++r) {
+        s.rungs[r].bits = unit.quantized(r).geometry().quant_bits;
+        s.rungs[r].windows += unit.quantized(r).size();
+      }
       s.evicted_windows += unit.n_evicted();
     }
   }
@@ -58,6 +63,7 @@ CacheStats collect_stats(const KvCache& cache, std::size_t workspace_peak_bytes)
   s.first_demotions = counters.first_demotions;
   s.evictions = counters.evictions;
   s.reactivations = counters.reactivations;
+  s.lowerings = counters.lowerings;
   return s;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/fp16.h"
 #include "engine/session.h"
+#include "kernels/codec.h"
 
 namespace qevict {
 namespace {
@@ -141,8 +142,21 @@ Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t s
     const int n_windows = (n_tokens - rows.n_sink_rows + g.window - 1) / g.window;
     std::vector<std::vector<double>> mass(static_cast<std::size_t>(cache_->units_per_layer()));
     std::vector<PromptMass> views;
+    const std::size_t sums = cache_->needs().head_sums ? head_record_floats(g.n_heads)
+                             : cache_->needs().mass    ? 1
+                                                       : 0;
+    // Nothing is further out: the largest entry of the table is 4.1.
+    std::vector<float> extremes(range_extreme_floats(g));
+    range_begin(g, extremes.data());
+    const std::vector<float> low(static_cast<std::size_t>(g.head_dim), -5.0F);
+    const std::vector<float> high(low.size(), 5.0F);
+    for (int h = 0; h < g.n_kv_heads; ++h) {
+      range_add(g, h, 1, low.data(), low.data(), extremes.data());
+      range_add(g, h, 1, high.data(), high.data(), extremes.data());
+    }
+    rows.extremes = extremes.data();
     for (std::vector<double>& unit : mass) {
-      if (cache_->needs().mass) unit.resize(static_cast<std::size_t>(n_windows));
+      unit.resize(static_cast<std::size_t>(n_windows) * sums);
       views.push_back({{}, {}, unit});
     }
     SyntheticQueries queries(*cache_, n_tokens);

@@ -52,6 +52,8 @@ void range_begin(const Geometry& g, float* extremes) noexcept;
 // n tokens of one KV head: keys before RoPE and values, [n][D] each; finite.
 void range_add(const Geometry& g, int kv_head, int n, const float* k_pre, const float* v,
                float* extremes) noexcept;
+// Adds what was collected apart.
+void range_merge(const Geometry& g, const float* extremes, float* into) noexcept;
 // keys [H][2][D], values [H][2] (QuantRange). Rounded to fp16; a width is at least 0.001. At least
 // one token was added to every KV head.
 void range_finish(const Geometry& g, const float* extremes, fp16_t* keys, fp16_t* values) noexcept;

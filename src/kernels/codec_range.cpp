@@ -41,6 +41,20 @@ void range_add(const Geometry& g, int kv_head, int n, const float* k_pre, const 
   }
 }
 
+void range_merge(const Geometry& g, const float* extremes, float* into) noexcept {
+  const std::ptrdiff_t dim = g.head_dim;
+  const auto merge = [&](std::ptrdiff_t at, std::ptrdiff_t n) {
+    for (std::ptrdiff_t i = at; i < at + n; ++i) {
+      into[i] = std::min(into[i], extremes[i]);
+      into[n + i] = std::max(into[n + i], extremes[n + i]);
+    }
+  };
+  for (std::ptrdiff_t h = 0; h < g.n_kv_heads; ++h) {
+    merge(2 * h * dim, dim);
+    merge(2 * (g.n_kv_heads * dim + h), 1);
+  }
+}
+
 void range_finish(const Geometry& g, const float* extremes, fp16_t* keys, fp16_t* values) noexcept {
   const std::ptrdiff_t dim = g.head_dim;
   // From the rounded low end, so that the range ends at `high` up to the rounding of its width.

@@ -62,6 +62,7 @@ std::int64_t windows_of(std::int64_t tokens, int n_sink, int window) {
 void fill_plan(BudgetPlan& plan, const Geometry& g, int n_layers, const CacheConfig& config,
                std::int64_t n_positions) {
   plan.uncompressed = plan.total_tokens >= plan.context_tokens;
+  plan.geometry = g;
   plan.n_sink = config.n_sink;
   // Beyond the context a budget changes nothing, the local zone included.
   plan.n_local = resolve_local(config, std::min(plan.total_tokens, plan.context_tokens));

@@ -10,6 +10,7 @@
 namespace qevict {
 
 struct BudgetPlan {
+  Geometry geometry;                 // of a layer
   std::int64_t context_tokens = 0;   // T: positions so far + new prompt + max new tokens
   std::int64_t total_tokens = 0;     // floor(beta T), or from bytes or tokens
   int n_sink = 0, n_local = 0;       // resolved (local_share applied)

@@ -45,25 +45,24 @@ void head_inverses(std::span<const HeadRecord> windows, int n_heads, const Evict
   }
 }
 
-void score_head_shares(std::span<const HeadRecord> windows, int n_heads,
-                       const EvictedHeads& evicted, std::span<const double> inverse,
-                       std::span<float> scores) {
-  QE_CHECK(scores.size() == windows.size());
+void score_head_shares(const HeadView& view, std::span<float> scores) {
+  QE_CHECK(scores.size() == view.windows.size());
+  const int n_heads = view.n_heads;
   double factor[kHeadSignals];
   for (int signal = 0; signal < kHeadSignals; ++signal) {
     double sum = 0.0;
     for (int h = 0; h < n_heads; ++h) {
-      sum += evicted.peak[signal * n_heads + h] * inverse[signal * n_heads + h];
+      sum += view.evicted->peak[signal * n_heads + h] * view.inverse[signal * n_heads + h];
     }
-    for (const HeadRecord window : windows) {
-      sum += largest_share(window, n_heads, signal, inverse).value;
+    for (const HeadRecord window : view.windows) {
+      sum += largest_share(window, n_heads, signal, view.inverse).value;
     }
     factor[signal] = sum > 0.0 ? 1.0 / sum : 0.0;
   }
-  for (std::size_t i = 0; i < windows.size(); ++i) {
+  for (std::size_t i = 0; i < scores.size(); ++i) {
     double score = 0.0;
     for (int signal = 0; signal < kHeadSignals; ++signal) {
-      score += factor[signal] * largest_share(windows[i], n_heads, signal, inverse).value;
+      score += factor[signal] * largest_share(view.windows[i], n_heads, signal, view.inverse).value;
     }
     scores[i] = static_cast<float>(score);
   }

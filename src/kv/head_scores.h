@@ -21,7 +21,11 @@ inline constexpr int kHeadSignals = 2;  // all, recent
 inline constexpr int kRecentPromptRows = 32;
 
 // [2][n_heads]: sums of the earlier rows, sums of the recent rows and steps.
-using HeadRecord = const float*;
+struct HeadRecord {
+  const float* first = nullptr;
+  std::ptrdiff_t stride = 1;
+  float operator[](int i) const { return first[i * stride]; }
+};
 inline std::size_t head_record_floats(int n_heads) { return static_cast<std::size_t>(2) * n_heads; }
 
 // What evicted windows have left, [kHeadSignals][n_heads]: they get no more attention.
@@ -33,14 +37,20 @@ struct EvictedHeads {
   std::size_t bytes() const { return (total.capacity() + peak.capacity()) * sizeof(double); }
 };
 
-// Shares of one event. inverse: [kHeadSignals][n_heads], one over the sums of all windows (0 where
-// nothing was attended to).
+// One event's candidates.
+struct HeadView {
+  int n_heads = 0;
+  std::span<const HeadRecord> windows;
+  const EvictedHeads* evicted = nullptr;
+  // [kHeadSignals][n_heads]: one over the sums of all windows, 0 where nothing was attended to.
+  std::span<const double> inverse;
+};
+
+// What HeadView::inverse is.
 void head_inverses(std::span<const HeadRecord> windows, int n_heads, const EvictedHeads& evicted,
                    std::span<double> inverse);
 // scores [windows.size()].
-void score_head_shares(std::span<const HeadRecord> windows, int n_heads,
-                       const EvictedHeads& evicted, std::span<const double> inverse,
-                       std::span<float> scores);
+void score_head_shares(const HeadView& view, std::span<float> scores);
 // Adds a window that this event evicts.
 void retire_window(HeadRecord window, int n_heads, std::span<const double> inverse,
                    EvictedHeads& evicted);

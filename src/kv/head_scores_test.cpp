@@ -14,7 +14,7 @@ struct Windows {
 
   std::vector<HeadRecord> view() const {
     std::vector<HeadRecord> all;
-    for (const auto& record : records) all.push_back(record.data());
+    for (const auto& record : records) all.push_back({record.data()});
     return all;
   }
 };
@@ -23,7 +23,8 @@ std::vector<float> score(const Windows& w, const EvictedHeads& evicted) {
   std::vector<double> inverse(kHeadSignals * w.n_heads);
   std::vector<float> scores(w.records.size());
   head_inverses(w.view(), w.n_heads, evicted, inverse);
-  score_head_shares(w.view(), w.n_heads, evicted, inverse, scores);
+  const std::vector<HeadRecord> windows = w.view();
+  score_head_shares({w.n_heads, windows, &evicted, inverse}, scores);
   return scores;
 }
 
@@ -107,7 +108,7 @@ TEST(HeadScores, EvictedWindowsStayInTheSums) {
   std::vector<double> inverse(kHeadSignals * 6);
   head_inverses(w.view(), 6, none(6), inverse);
   EvictedHeads evicted = none(6);
-  for (int i = 0; i < 15; ++i) retire_window(w.records[i].data(), 6, inverse, evicted);
+  for (int i = 0; i < 15; ++i) retire_window({w.records[i].data()}, 6, inverse, evicted);
   const Windows rest{6, {w.records.begin() + 15, w.records.end()}};
   const std::vector<float> scores = score(rest, evicted);
   for (std::size_t i = 0; i < scores.size(); ++i) EXPECT_NEAR(scores[i], all[i + 15], 1e-6);

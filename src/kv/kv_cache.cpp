@@ -48,6 +48,16 @@ Status check_quantizer(const Geometry& g) {
   return {};
 }
 
+Status check_ladder(const Geometry& g) {
+  for (RungId rung = 0; rung < kMaxRungs; ++rung) {
+    if (rung_fits(g, rung)) continue;
+    return bad_input(std::to_string(g.window) +
+                     " (window): a ladder's rows of codes must fill whole bytes; use a multiple "
+                     "of 8");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n_layers,
@@ -60,7 +70,9 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
                      " (window): the geometry must have the configured window and quant_bits");
   }
   const bool never = policy.schedule == Schedule::Never;
-  if (!never && config.quant_share > 0.0) {
+  if (policy.ladder) {
+    if (Status ok = check_ladder(geometry); !ok) return std::unexpected(ok.error());
+  } else if (!never && config.quant_share > 0.0) {
     if (Status ok = check_quantizer(geometry); !ok) return std::unexpected(ok.error());
   }
   const bool once = policy.schedule == Schedule::Once;
@@ -75,6 +87,12 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
     return bad_input(policy.name +
                      " (policy): routes by KV head, which works with fused attention only; use "
                      "--attention fused");
+  }
+  QE_CHECK(!policy.ladder || !per_head);
+  if (policy.ladder && !config.fused_attention) {
+    return bad_input(policy.name +
+                     " (policy): works with fused attention only; use --attention "
+                     "fused");
   }
   std::unique_ptr<KvCache> cache(new KvCache());
   cache->geometry_ = geometry;
@@ -104,12 +122,19 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
       static_cast<std::size_t>(unit.n_kv_heads) * unit.window * unit.head_dim;
   cache->scratch_->k.resize(elements);
   cache->scratch_->v.resize(elements);
-  cache->scratch_->block.resize(unit.quantized_window_bytes());
+  const std::size_t block =
+      std::max<std::size_t>(unit.quantized_window_bytes(),
+                            policy.ladder ? rung_geometry(unit, 0).quantized_window_bytes() : 0);
+  cache->scratch_->block.resize(2 * block);
+  if (cache->needs_.head_sums) {
+    cache->scratch_->head_inverse.resize(std::size_t{kHeadSignals} * unit.n_heads);
+  }
   cache->scratch_->floats.resize(quantize_scratch_floats(unit));
   const int n_units = n_layers * cache->units_per_layer_;
   cache->units_.reserve(static_cast<std::size_t>(n_units));
   for (int i = 0; i < n_units; ++i) {
-    cache->units_.emplace_back(cache->unit_geometry_, cache->rope_, config.n_sink);
+    cache->units_.emplace_back(cache->unit_geometry_, cache->rope_, config.n_sink, policy.ladder,
+                               cache->needs_.head_sums);
   }
   for (int i = 0; i < n_layers && policy.make_codec; ++i) {
     cache->codecs_.add(policy.make_codec({geometry, &cache->rope_, &cache->phases_}, config));
@@ -214,6 +239,7 @@ void KvCache::begin_prompt_unit(int layer, int u, const PromptRows& rows, const 
   }
   const int omega = geometry_.window;
   cache.add_prompt_mass(mass, needs_.mass_decay, (n_region + omega - 1) / omega);
+  if (cache.ladder() && rows.extremes != nullptr) cache.range_.widen(rows.extremes);
 }
 
 void KvCache::route_prompt_unit(int layer, int u, const PromptRows& rows) {
@@ -302,60 +328,6 @@ void KvCache::end_step() {
     }
   }
   ++event_;
-}
-
-void KvCache::route_unit(int layer, int u, TokenPos n_tokens, const PromptRows* rows,
-                         LayerEvent* event) {
-  const auto start = std::chrono::steady_clock::now();
-  LayerCache& cache = unit(layer, u);
-  RouteScratch& s = *scratch_;
-  // After an append whose n_local grew, windows that are ranked already stay ranked.
-  const std::int64_t evictable = evictable_windows(n_tokens, config_.n_sink, budget_.n_local,
-                                                   geometry_.window, config_.local_rule);
-  LayerCache::Aged aged;
-  aged.first = cache.ranked_windows();
-  aged.count = static_cast<int>(std::max<std::int64_t>(0, evictable - aged.first));
-  aged.rows = rows;
-  if (keeps_all()) {
-    cache.list_candidates(aged, true, needs_.key_norm, s);
-    s.plan.to.assign(s.candidates.size(), Tier::Full);
-    for (std::size_t i = 0; i < s.candidates.size() && !config_.promotion; ++i) {
-      if (s.candidates[i].tier == Tier::Quantized) s.plan.to[i] = Tier::Quantized;
-    }
-  } else {
-    cache.list_candidates(aged, false, needs_.key_norm, s);
-    s.scores.resize(s.candidates.size());
-    scorer_->score({layer, n_layers(), n_tokens, s.candidates}, s.scores);
-    plan_routing(s.candidates, s.scores, allocator_->quota(budget_, layer, n_layers()),
-                 {config_.promotion}, s.plan);
-    if (event != nullptr) {
-      for (std::size_t i = 0; i < s.candidates.size(); ++i) {
-        event->scores.emplace_back(s.candidates[i].id, s.scores[i]);
-      }
-    }
-  }
-  cache.apply(aged, s, event);
-  routing_seconds_ +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void KvCache::finish_event(int layer, int u, TokenPos n_tokens, LayerEvent& event) {
-  const LayerCache& cache = unit(layer, u);
-  const auto ascending = [](std::span<const WindowId> ids) {
-    std::vector<WindowId> sorted(ids.begin(), ids.end());
-    std::ranges::sort(sorted);
-    return sorted;
-  };
-  event.event = event_;
-  event.step = step_;
-  event.layer = layer;
-  event.head = per_head_ ? u : -1;
-  event.n_tokens = n_tokens;
-  event.full = ascending(cache.full_.ids());
-  event.quantized = ascending(cache.quantized_.ids());
-  event.dormant = cache.ledger_.windows();
-  event.bytes = cache.bytes();
-  event.dormant_bytes = cache.ledger_.block_bytes();
 }
 
 TierBytes KvCache::bytes() const {

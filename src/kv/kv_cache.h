@@ -22,6 +22,7 @@
 // (layer, head) pairs and read the layer views; mass is added by one thread a layer.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -37,6 +38,7 @@
 #include "kv/recent_store.h"
 #include "kv/router.h"
 #include "kv/tier_slab.h"
+#include "kv/unit_range.h"
 
 namespace qevict {
 
@@ -51,7 +53,10 @@ struct LayerEvent {
   std::vector<WindowId> demoted;          // Full -> Quantized, first or again
   std::vector<WindowId> first_demoted;    // quantised by this event, from Full or from local
   std::vector<WindowId> reactivated;      // demoted with the codes of an earlier demotion
-  std::vector<WindowId> dormant;          // in the ledger after the event
+  std::vector<WindowId> lowered;          // to a lower rung of the ladder
+  // On a ladder: members of each rung after the event. `quantized` are all of them.
+  std::array<std::vector<WindowId>, kMaxRungs> rungs;
+  std::vector<WindowId> dormant;  // in the ledger after the event
   TierBytes bytes;
   std::size_t dormant_bytes = 0;
   std::vector<std::pair<WindowId, float>> scores;  // candidates' scores before the move; empty when
@@ -62,7 +67,7 @@ struct LayerEvent {
 // every window quantised for the first time, those that come straight from the local zone included.
 struct CacheCounters {
   std::int64_t events = 0, promotions = 0, demotions = 0, first_demotions = 0, reactivations = 0,
-               evictions = 0;
+               evictions = 0, lowerings = 0;  // lowerings: to a lower rung
   CacheCounters& operator+=(const CacheCounters& o);
 };
 
@@ -76,13 +81,16 @@ struct PromptRows {
   int n_rows = 0;
   int n_sink_rows = 0;
   TokenPos region_begin = 0;
+  // Extremes of the prompt's keys before RoPE and of its values, sinks left out (range_add(),
+  // codec.h); null where the grids need none.
+  const float* extremes = nullptr;
 };
 
 // Mass that the prompt's rows added in one unit (mean over its query heads), by slot and by region
-// window.
+// window. With Needs::head_sums each window has a HeadRecord's sums instead of one mass.
 struct PromptMass {
   std::span<const double> full;       // [full().size()]
-  std::span<const double> quantized;  // [quantized().size()]
+  std::span<const double> quantized;  // [windows of all rungs, one rung after the other]
   std::span<const double> region;     // [windows of the region, the partial last one included]
 };
 
@@ -108,11 +116,19 @@ struct RouteScratch;  // buffers of one routing event (kv/route_scratch.h)
 // One unit. `geometry` is the unit's: of all heads, or of one KV head and its query heads.
 class LayerCache {
  public:
-  LayerCache(const Geometry& geometry, const RopeSpec& rope, int n_sink);
+  // ladder: quantised windows stand on kRungs, else they have the geometry's bits and grids.
+  // head_sums: windows have head records.
+  LayerCache(const Geometry& geometry, const RopeSpec& rope, int n_sink, bool ladder = false,
+             bool head_sums = false);
 
   const RecentStore& recent() const { return recent_; }
   const TierSlab& full() const { return full_; }
-  const TierSlab& quantized() const { return quantized_; }
+  const TierSlab& quantized(int rung = 0) const { return rungs_[rung]; }
+  int n_rungs() const { return static_cast<int>(rungs_.size()); }
+  bool ladder() const { return range_.used(); }
+  int n_quantized() const;  // windows of all rungs
+  int n_quantized_groups() const;
+  QuantRange range() const { return range_.view(); }
   const Ledger& ledger() const { return ledger_; }
   TokenPos local_begin() const { return local_begin_; }
   // Mass of the windows from local_begin on (the last may be partial): [ceil(local / Omega)].
@@ -124,8 +140,14 @@ class LayerCache {
 
   // Mutable mass for the attention that has just been computed (one thread a layer).
   std::span<double> full_mass() { return full_.mass(); }
-  std::span<double> quantized_mass() { return quantized_.mass(); }
+  std::span<double> quantized_mass(int rung = 0) { return rungs_[rung].mass(); }
   std::span<double> local_mass() { return local_mass_; }
+  // Head records, the same way: of a group, [head_floats][kLanes], and of the local windows.
+  float* full_heads(int group) { return full_.group_heads(group); }
+  float* quantized_heads(int rung, int group) { return rungs_[rung].group_heads(group); }
+  std::span<float> local_heads() { return local_heads_; }  // [windows][head_floats]
+  std::span<const float> local_heads() const { return local_heads_; }
+  std::size_t head_floats() const { return head_floats_; }
   // All of it times `factor` (ranker decay), before a step's mass is added.
   void decay_mass(double factor);
 
@@ -148,9 +170,13 @@ class LayerCache {
   void apply(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
   // Parts of apply(), in the order in which they run.
   void sort_moves(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
-  void fill_quantized(const Aged& aged, RouteScratch& scratch, LayerEvent* event);
+  void fill_quantized(int rung, const Aged& aged, RouteScratch& scratch, LayerEvent* event);
   void fill_full(const Aged& aged, RouteScratch& scratch);
 
+  void fix_range(const Aged& aged, RouteScratch& scratch);
+  // Of scratch.candidates; fills scratch.heads and scratch.head_inverse.
+  HeadView head_view(const Aged& aged, RouteScratch& scratch) const;
+  HeadRecord heads_of(const WindowView& window, SlotId slot, const Aged& aged) const;
   void load_aged(const Aged& aged, WindowId window, fp16_t* k, fp16_t* v) const;
   // A prompt counts as one step: what was there decays once.
   void add_prompt_mass(const PromptMass& mass, double decay, int n_region_windows);
@@ -164,9 +190,14 @@ class LayerCache {
   const RopeSpec* rope_;
   int n_sink_;
   RecentStore recent_;
-  TierSlab full_, quantized_;
+  std::size_t head_floats_;  // of a window's head record; 0: none
+  TierSlab full_;
+  std::vector<TierSlab> rungs_;
+  UnitRange range_;
   Ledger ledger_;
   std::vector<double> local_mass_;
+  std::vector<float> local_heads_;
+  EvictedHeads evicted_heads_;
   TokenPos local_begin_ = 0;  // position of the first local token
   std::int64_t n_evicted_ = 0;
   CacheCounters counters_;
@@ -195,6 +226,7 @@ class KvCache {
   int n_layers() const { return n_layers_; }
   // Whether a unit is a KV head of a layer; else it is the layer.
   bool per_head() const { return per_head_; }
+  bool ladder() const { return policy_->ladder; }
   int units_per_layer() const { return units_per_layer_; }
   TokenPos n_tokens() const { return n_tokens_; }
   // Units of one layer always hold equally many sinks and local tokens, with equal capacity.

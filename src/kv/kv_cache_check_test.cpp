@@ -37,17 +37,21 @@ void Driver::check_layer(const LayerCache& layer, const ModelUnit& model) const 
     ASSERT_EQ(k, w.k);
     ASSERT_EQ(v, w.v);
   }
-  std::vector<std::uint8_t> block(layer.quantized().window_bytes());
-  for (SlotId s = 0; s < layer.quantized().size(); ++s) {
-    const WindowId id = layer.quantized().ids()[s];
-    ASSERT_TRUE(seen.insert(id).second) << "in two tiers";
-    ASSERT_TRUE(model.windows.contains(id)) << id;
-    const ModelWindow& w = model.windows.at(id);
-    ASSERT_EQ(w.tier, Tier::Quantized) << id;
-    ASSERT_EQ(layer.quantized().mass()[s], w.mass);
-    layer.quantized().load_block(s, block.data());
-    ASSERT_EQ(block, w.block) << "codes are written once";
+  for (int r = 0; r < layer.n_rungs(); ++r) {
+    const TierSlab& slab = layer.quantized(r);
+    std::vector<std::uint8_t> block(slab.window_bytes());
+    for (SlotId s = 0; s < slab.size(); ++s) {
+      const WindowId id = slab.ids()[s];
+      ASSERT_TRUE(seen.insert(id).second) << "in two tiers";
+      ASSERT_TRUE(model.windows.contains(id)) << id;
+      const ModelWindow& w = model.windows.at(id);
+      ASSERT_EQ(w.tier, Tier::Quantized) << id;
+      ASSERT_EQ(slab.mass()[s], w.mass);
+      slab.load_block(s, block.data());
+      ASSERT_EQ(block, w.block) << "codes are written once";
+    }
   }
+  if (ladder()) return check_rungs(layer, model);
   ASSERT_EQ(seen.size(), model.windows.size());
   for (const WindowId id : model.evicted) ASSERT_FALSE(seen.contains(id)) << "returned";
   ASSERT_EQ(layer.n_evicted(), static_cast<std::int64_t>(model.evicted.size()));
@@ -93,11 +97,16 @@ void Driver::check_bytes(const LayerCache& layer) const {
   EXPECT_EQ(bytes.sink, token * layer.recent().n_sinks());
   EXPECT_EQ(bytes.local, token * layer.recent().n_local_tokens());
   EXPECT_EQ(bytes.full, g_.full_window_bytes() * layer.full().size());
-  EXPECT_EQ(bytes.quantized, g_.quantized_window_bytes() * layer.quantized().size());
+  std::size_t quantized = 0;
+  for (int r = 0; r < layer.n_rungs(); ++r) {
+    const TierSlab& slab = layer.quantized(r);
+    quantized += slab.geometry().quantized_window_bytes() * slab.size();
+  }
+  if (layer.range().keys != nullptr) quantized += rung_geometry(g_, 3).range_bytes();
+  EXPECT_EQ(bytes.quantized, quantized);
   const MetadataBytes metadata = layer.metadata();
   EXPECT_EQ(metadata.dormant, g_.quantized_window_bytes() * layer.ledger().size());
-  EXPECT_EQ(metadata.positions,
-            sizeof(WindowId) * (layer.full().size() + layer.quantized().size()));
+  EXPECT_EQ(metadata.positions, sizeof(WindowId) * (layer.full().size() + layer.n_quantized()));
   if (policy_.schedule == Schedule::Never) return;
   const BudgetPlan& plan = cache_->budget();
   const auto remainder =
@@ -131,14 +140,22 @@ std::vector<std::uint8_t> Driver::snapshot() const {
   }
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
     const LayerCache& layer = cache_->unit(i / n_units(), i % n_units());
-    for (const TierSlab* slab : {&layer.full(), &layer.quantized()}) {
+    std::vector<const TierSlab*> slabs = {&layer.full()};
+    for (int r = 0; r < layer.n_rungs(); ++r) slabs.push_back(&layer.quantized(r));
+    for (const TierSlab* slab : slabs) {
       put_all(slab->ids());
       put_all(slab->mass());
       put_all(slab->key_norm());
       for (const GroupRef& group : slab->groups()) {
         put_all(std::span(group.data, group.lanes * slab->window_bytes()));
       }
+      for (SlotId s = 0; s < slab->size(); ++s) {
+        for (std::size_t k = 0; k < layer.head_floats(); ++k) {
+          put(slab->heads(s)[static_cast<int>(k)]);
+        }
+      }
     }
+    put(layer.range().keys != nullptr);
     for (const WindowId id : layer.ledger().windows()) {
       put(id);
       put_all(layer.ledger().block(id));
@@ -153,6 +170,7 @@ std::vector<std::uint8_t> Driver::snapshot() const {
     }
     put(layer.recent().n_sinks());
     put_all(layer.local_mass());
+    put_all(layer.local_heads());
     put(layer.local_begin());
     put(layer.n_evicted());
     put(layer.bytes());

@@ -18,6 +18,10 @@ Driver::Driver(const Geometry& g, int n_layers, const CacheConfig& config, const
   cache_ = std::move(*made);
   g_ = cache_->unit_geometry();
   units_.resize(static_cast<std::size_t>(n_layers) * n_units());
+  for (ModelUnit& m : units_) {
+    m.evicted_heads.reset(g_.n_heads);
+    if (ladder()) m.range = UnitRange(rung_geometry(g_, kMaxRungs - 1));
+  }
 }
 
 // Multiples of 1/64 with many equal values, so that ties occur and sums are exact.
@@ -78,25 +82,41 @@ void Driver::finish_layer(int layer) {
   }
   rows.k = k.data();
   rows.v = v.data();
+  std::vector<float> extremes;
+  if (ladder()) {
+    widen_range(models[0], std::max(n_, config_.n_sink), n, &extremes);
+    rows.extremes = extremes.data();
+  }
   std::vector<std::vector<double>> sums;
   std::vector<PromptMass> mass;
   sums.reserve(3 * static_cast<std::size_t>(units));
   for (int u = 0; u < units; ++u) {
     ModelUnit& m = models[u];
     const LayerCache& unit = cache_->unit(layer, u);
-    for (const TierSlab* slab : {&unit.full(), &unit.quantized()}) {
-      std::vector<double>& sum = sums.emplace_back();
-      for (const WindowId id : slab->ids()) {
+    const auto draw = [&](std::vector<double>& sum, double& total, std::vector<float>& record) {
+      if (ladder()) {
+        const std::vector<double> added = add_sums(record, true);
+        sum.insert(sum.end(), added.begin(), added.end());
+      } else {
         sum.push_back(random_mass());
-        m.windows.at(id).mass += sum.back();
+        total += sum.back();
       }
-    }
+    };
+    const auto draw_slab = [&](std::vector<double>& sum, const TierSlab& slab) {
+      for (const WindowId id : slab.ids()) {
+        ModelWindow& w = m.windows.at(id);
+        draw(sum, w.mass, w.heads);
+      }
+    };
+    std::vector<double>& full = sums.emplace_back();
+    draw_slab(full, unit.full());
+    std::vector<double>& quantized = sums.emplace_back();
+    for (int r = 0; r < unit.n_rungs(); ++r) draw_slab(quantized, unit.quantized(r));
     std::vector<double>& region = sums.emplace_back();
     for (WindowId id = m.n_ranked; id < window_count(n); ++id) {
-      region.push_back(random_mass());
-      m.local_mass[id] += region.back();
+      draw(region, m.local_mass[id], m.local_heads[id]);
     }
-    mass.push_back({*(&region - 2), *(&region - 1), region});
+    mass.push_back({full, quantized, region});
   }
   cache_->finish_prompt_layer(layer, rows, mass);
   for (int u = 0; u < units; ++u) route_model(layer * units + u, n);
@@ -105,10 +125,12 @@ void Driver::finish_layer(int layer) {
 void Driver::commit() {
   cache_->commit_prompt();
   n_ += pending_;
+  pending_ = 0;
 }
 
 void Driver::rollback() {
   cache_->rollback_prompt();
+  pending_ = 0;
   units_ = saved_;
 }
 
@@ -144,6 +166,7 @@ void Driver::step_unit(int layer, int u) {
     }
     cache_->append(layer, u * g_.n_kv_heads + h, k.data(), v.data());
   }
+  if (ladder()) return add_step_heads(unit, m);
   const auto add = [&](std::span<double> into, auto&& model_mass) {
     for (std::size_t s = 0; s < into.size(); ++s) {
       const double mass = random_mass();
@@ -176,12 +199,14 @@ void Driver::route_model(int unit, TokenPos n) {
   ModelUnit& m = units_[unit];
   const auto evictable = static_cast<WindowId>(evictable_windows(
       n, config_.n_sink, cache_->budget().n_local, g_.window, config_.local_rule));
-  std::set<WindowId> aged;
   const int d = g_.head_dim;
+  const TokenPos first_local = config_.n_sink + m.n_ranked * g_.window;
   for (; m.n_ranked < evictable; ++m.n_ranked) {
     ModelWindow w;
     w.mass = m.local_mass[m.n_ranked];
     m.local_mass.erase(m.n_ranked);
+    if (ladder()) w.heads = m.local_heads[m.n_ranked];
+    m.local_heads.erase(m.n_ranked);
     for (int h = 0; h < g_.n_kv_heads; ++h) {
       for (int j = 0; j < g_.window; ++j) {
         const TokenPos p = config_.n_sink + m.n_ranked * g_.window + j;
@@ -190,9 +215,9 @@ void Driver::route_model(int unit, TokenPos n) {
       }
     }
     m.windows[m.n_ranked] = w;
-    aged.insert(m.n_ranked);
   }
   const bool keep = cache_->budget().uncompressed || policy_.schedule == Schedule::Never;
+  if (ladder() && !keep) return route_ladder(m, pending_ > 0 ? -1 : first_local);
   const bool norm = cache_->needs().key_norm;
   std::vector<std::pair<float, WindowId>> order;
   for (const auto& [id, w] : m.windows) {
@@ -219,7 +244,7 @@ void Driver::route_model(int unit, TokenPos n) {
   std::map<WindowId, Tier> to;
   std::int64_t full = 0, quantized = 0;
   for (const auto& [score, id] : order) {
-    const bool may = config_.promotion || m.windows[id].tier != Tier::Quantized;
+    const bool may = (config_.promotion && !ladder()) || m.windows[id].tier != Tier::Quantized;
     if (may && (keep || full++ < quota.n_full)) to[id] = Tier::Full;
   }
   for (const auto& [score, id] : order) {

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "kv/head_scores.h"
+#include "kv/ladder.h"
 #include "kv/prompt_view.h"
 #include "kv/row_codec.h"
 #include "kv/types.h"
@@ -29,6 +31,7 @@ struct Needs {
   double mass_decay = 1.0;  // mass is multiplied by this at every decode step; 0: the last one only
   int prompt_rows = 0;      // only the last so many rows of a prompt add mass; 0: all of them
   bool key_norm = false;    // mean L2 norm of the window's keys over tokens and KV heads
+  bool head_sums = false;   // sums of single query heads (LayerView::heads), in place of the mass
 };
 
 struct WindowView {
@@ -36,6 +39,7 @@ struct WindowView {
   Tier tier = Tier::Local;  // where it is now; Local = has just aged out of the local zone
   float mass = 0.0F;
   float key_norm = 0.0F;
+  RungId rung = kUnquantised;  // on a ladder, where the window is quantised
 };
 
 struct LayerView {
@@ -43,6 +47,7 @@ struct LayerView {
   int n_layers = 0;
   TokenPos n_tokens = 0;                // appended so far
   std::span<const WindowView> windows;  // candidates, ascending id
+  HeadView heads{};                     // of the same windows; where needed
 };
 
 class Scorer {
@@ -60,6 +65,8 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
   virtual TierQuota quota(const BudgetPlan& plan, int layer, int n_layers) const = 0;
+  // In place of quota() with PolicySpec::ladder.
+  virtual LadderQuota ladder(const BudgetPlan& plan, int layer, int n_layers) const { return {}; }
 };
 
 // What a selector reads of the prompt; only this is computed.
@@ -70,6 +77,8 @@ struct SelectorNeeds {
   bool value_norms = false;
   bool mass = false;
   double mass_power = 1.0;  // attention^power is summed
+  bool key_range = false;   // PromptRows::extremes, for whoever keeps a prompt for later
+  int range_from = 0;       // first position that counts for them
 };
 
 // Chooses tokens once after the prompt (SnapKV and its kin). Heads may keep different numbers of
@@ -107,6 +116,9 @@ struct PolicySpec {
   std::string parameters;  // for `qevict policies`: "quant_share=0.7 window=8 ..."
   Schedule schedule = Schedule::EveryWindow;
   bool per_head = false;  // windows are routed by KV head, not by layer (always so with Once)
+  // Quantised windows stand on the rungs of kRungs, nothing compressed stays in Full, and bits only
+  // fall. By layer only.
+  bool ladder = false;
   // Checks CacheConfig::policy_parameters; empty: the policy has none of its own. What configure()
   // and make_...() are given has passed it.
   std::function<Status(const CacheConfig&)> check_parameters = {};

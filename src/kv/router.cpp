@@ -42,6 +42,14 @@ std::size_t select(std::span<const WindowView> candidates, std::span<const float
 
 }  // namespace
 
+void RoutingPlan::take(const LadderPlan& ladder) {
+  to.resize(ladder.to.size());
+  rung = ladder.to;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    to[i] = rung[i] == kNoRung ? Tier::Evicted : Tier::Quantized;
+  }
+}
+
 void plan_routing(std::span<const WindowView> candidates, std::span<const float> scores,
                   const TierQuota& quota, const RoutingRules& rules, RoutingPlan& plan) {
   QE_CHECK(candidates.size() == scores.size());
@@ -50,6 +58,7 @@ void plan_routing(std::span<const WindowView> candidates, std::span<const float>
     return rules.promotion || candidates[i].tier != Tier::Quantized;
   };
   plan.to.assign(candidates.size(), Tier::Evicted);
+  plan.rung.clear();
   plan.order.clear();
   plan.order.reserve(candidates.size());
   for (std::int32_t i = 0; i < n; ++i) {

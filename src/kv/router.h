@@ -13,7 +13,9 @@ namespace qevict {
 // Intended tier of each candidate; parallel to the candidates.
 struct RoutingPlan {
   std::vector<Tier> to;             // Full, Quantized or Evicted
+  std::vector<RungId> rung;         // where Quantized has several rungs; else empty
   std::vector<std::int32_t> order;  // scratch of plan_routing
+  void take(const LadderPlan& ladder);
 };
 
 struct RoutingRules {

@@ -21,9 +21,10 @@ void TierSlab::Free::operator()(std::uint8_t* p) const noexcept {
   ::operator delete[](p, kAlignment);
 }
 
-TierSlab::TierSlab(const Geometry& geometry, Tier tier)
+TierSlab::TierSlab(const Geometry& geometry, Tier tier, std::size_t head_floats)
     : geometry_(geometry),
       tier_(tier),
+      head_floats_(head_floats),
       window_bytes_(tier == Tier::Full ? geometry.full_window_bytes()
                                        : geometry.quantized_window_bytes()) {
   QE_CHECK(tier == Tier::Full || tier == Tier::Quantized);
@@ -32,11 +33,13 @@ TierSlab::TierSlab(const Geometry& geometry, Tier tier)
 TierSlab::TierSlab(const TierSlab& other)
     : geometry_(other.geometry_),
       tier_(other.tier_),
+      head_floats_(other.head_floats_),
       window_bytes_(other.window_bytes_),
       bytes_(other.bytes_),
       ids_(other.ids_),
       mass_(other.mass_),
-      key_norm_(other.key_norm_) {
+      key_norm_(other.key_norm_),
+      heads_(other.heads_) {
   for (const GroupRef& group : other.groups_) {
     Buffer copy = allocate(group.lanes);
     std::memcpy(copy.get(), group.data, window_bytes_ * static_cast<std::size_t>(group.lanes));
@@ -57,7 +60,7 @@ TierSlab::Buffer TierSlab::allocate(int lanes) const {
 
 std::size_t TierSlab::position_bytes() const { return ids_.size() * sizeof(WindowId); }
 std::size_t TierSlab::score_bytes() const {
-  return mass_.size() * sizeof(double) + key_norm_.size() * sizeof(float);
+  return mass_.size() * sizeof(double) + (key_norm_.size() + heads_.size()) * sizeof(float);
 }
 
 void TierSlab::copy_lane(const GroupRef& from, int from_lane, std::uint8_t* to, int to_lanes,
@@ -101,6 +104,7 @@ void TierSlab::fill_holes(std::span<const SlotId> removed, int n_kept,
     copy_lane(groups_[tail / kLanes], tail % kLanes, buffers_[hole / kLanes].get(), to.lanes,
               hole % kLanes, scratch);
     set_record(hole, ids_[tail], mass_[tail], key_norm_[tail]);
+    set_heads(hole, heads(tail));
     --tail;
   }
 }
@@ -126,12 +130,18 @@ void TierSlab::resize_groups(int n_old, int n_kept, int n_new, std::vector<fp16_
   ids_.resize(static_cast<std::size_t>(n_new));
   mass_.resize(static_cast<std::size_t>(n_new));
   key_norm_.resize(static_cast<std::size_t>(n_new));
+  heads_.resize(static_cast<std::size_t>(n_groups) * head_floats_ * kLanes);
 }
 
 void TierSlab::set_record(SlotId slot, WindowId id, double mass, float key_norm) {
   ids_[slot] = id;
   mass_[slot] = mass;
   key_norm_[slot] = key_norm;
+}
+
+void TierSlab::set_heads(SlotId slot, HeadRecord record) {
+  float* const to = group_heads(slot / kLanes) + slot % kLanes;
+  for (std::size_t i = 0; i < head_floats_; ++i) to[i * kLanes] = record[static_cast<int>(i)];
 }
 
 void TierSlab::store_full(SlotId slot, const fp16_t* k, const fp16_t* v) {
@@ -164,6 +174,7 @@ void TierSlab::clear() {
   ids_.clear();
   mass_.clear();
   key_norm_.clear();
+  heads_.clear();
   bytes_ = 0;
 }
 

@@ -6,7 +6,8 @@
 //
 // Removing a slot moves the last slot's window into the hole. The last group is re-laid when its
 // number of windows changes; that happens only inside LayerCache::apply() (at routing events).
-// Per-slot records (window id, attention mass, key norm) move with their window.
+// Per-slot records (window id, attention mass, key norm, sums of single heads) move with their
+// window.
 // Thread safety: const access from any thread while no one mutates.
 #pragma once
 
@@ -16,29 +17,38 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kv/head_scores.h"
 #include "kv/types.h"
 
 namespace qevict {
 
 class TierSlab {
  public:
-  TierSlab(const Geometry& geometry, Tier tier);  // tier: Full or Quantized
-  TierSlab(const TierSlab& other);                // deep copy (transactions)
+  // tier: Full or Quantized. head_floats: size of a window's head record (head_scores.h), 0: none.
+  TierSlab(const Geometry& geometry, Tier tier, std::size_t head_floats = 0);
+  TierSlab(const TierSlab& other);  // deep copy (transactions)
   TierSlab& operator=(const TierSlab& other);
   TierSlab(TierSlab&&) noexcept = default;
   TierSlab& operator=(TierSlab&&) noexcept = default;
 
+  const Geometry& geometry() const { return geometry_; }
   int size() const { return static_cast<int>(ids_.size()); }
   std::span<const GroupRef> groups() const { return groups_; }
   std::span<const WindowId> ids() const { return ids_; }
   std::span<double> mass() { return mass_; }
   std::span<const double> mass() const { return mass_; }
   std::span<const float> key_norm() const { return key_norm_; }
+  // Head records of a group's windows, [head_floats][kLanes].
+  float* group_heads(int group) { return heads_.data() + group * head_floats_ * kLanes; }
+  HeadRecord heads(SlotId slot) const {
+    return {heads_.data() + (slot / kLanes) * head_floats_ * kLanes + slot % kLanes, kLanes};
+  }
+  void set_heads(SlotId slot, HeadRecord record);
   std::size_t window_bytes() const { return window_bytes_; }
   // Payload bytes held by the allocator (= size() * window_bytes()) and bytes of the slot records.
   std::size_t bytes() const { return bytes_; }
   std::size_t position_bytes() const;  // ids
-  std::size_t score_bytes() const;     // mass and key norms
+  std::size_t score_bytes() const;     // mass, key norms, head records
 
   // --- mutation: LayerCache::apply() only ---
   // Removes the given slots (any order, no duplicates), then grows by n_added slots whose records
@@ -68,6 +78,7 @@ class TierSlab {
 
   Geometry geometry_;
   Tier tier_;
+  std::size_t head_floats_;
   std::size_t window_bytes_;
   std::size_t bytes_ = 0;
   std::vector<Buffer> buffers_;
@@ -75,6 +86,7 @@ class TierSlab {
   std::vector<WindowId> ids_;
   std::vector<double> mass_;
   std::vector<float> key_norm_;
+  std::vector<float> heads_;  // [groups][head_floats][kLanes]
 };
 
 }  // namespace qevict

@@ -18,6 +18,8 @@ Geometry geometry() {
   return g;
 }
 
+constexpr std::size_t kHeadFloats = 3;
+
 using Bytes = std::vector<std::uint8_t>;
 
 // A slab of either tier behind one byte-wise interface.
@@ -44,6 +46,11 @@ struct AnySlab {
 
 class TierSlabTest : public testing::TestWithParam<Tier> {
  protected:
+  static void set_heads(TierSlab& slab, SlotId slot, WindowId id) {
+    const auto x = static_cast<float>(id);
+    const float record[kHeadFloats] = {x + 0.5F, x + 1.5F, x + 2.5F};
+    slab.set_heads(slot, {record});
+  }
   // Checks the slab against the model: window id -> payload.
   static void expect_holds(const AnySlab& any, const std::map<WindowId, Bytes>& model) {
     const TierSlab& slab = any.slab;
@@ -64,12 +71,14 @@ class TierSlabTest : public testing::TestWithParam<Tier> {
       EXPECT_EQ(any.load(slot), model.at(id));
       EXPECT_EQ(slab.mass()[slot], id * 0.5);
       EXPECT_EQ(slab.key_norm()[slot], static_cast<float>(id) + 0.25F);
+      EXPECT_EQ(slab.heads(slot)[0], static_cast<float>(id) + 0.5F);
+      EXPECT_EQ(slab.heads(slot)[2], static_cast<float>(id) + 2.5F);
     }
   }
 };
 
 TEST_P(TierSlabTest, KeepsEveryWindowUnderRandomRemovalsAndGrowth) {
-  AnySlab any{TierSlab(geometry(), GetParam()), GetParam()};
+  AnySlab any{TierSlab(geometry(), GetParam(), kHeadFloats), GetParam()};
   std::map<WindowId, Bytes> model;
   std::mt19937 rng(11);
   WindowId next = 0;
@@ -87,6 +96,7 @@ TEST_P(TierSlabTest, KeepsEveryWindowUnderRandomRemovalsAndGrowth) {
       for (auto& byte : payload) byte = static_cast<std::uint8_t>(rng());
       any.store(first + i, payload);
       any.slab.set_record(first + i, next, next * 0.5, static_cast<float>(next) + 0.25F);
+      set_heads(any.slab, first + i, next);
       model[next++] = payload;
     }
     ASSERT_NO_FATAL_FAILURE(expect_holds(any, model));
@@ -94,13 +104,14 @@ TEST_P(TierSlabTest, KeepsEveryWindowUnderRandomRemovalsAndGrowth) {
 }
 
 TEST_P(TierSlabTest, CopiesDeeplyAndClears) {
-  AnySlab any{TierSlab(geometry(), GetParam()), GetParam()};
+  AnySlab any{TierSlab(geometry(), GetParam(), kHeadFloats), GetParam()};
   any.slab.remove_and_grow({}, 18);
   std::map<WindowId, Bytes> model;
   for (SlotId s = 0; s < 18; ++s) {
     model[s] = Bytes(any.slab.window_bytes(), static_cast<std::uint8_t>(s + 1));
     any.store(s, model[s]);
     any.slab.set_record(s, s, s * 0.5, static_cast<float>(s) + 0.25F);
+    set_heads(any.slab, s, s);
   }
   const AnySlab copy = any;
   any.store(3, Bytes(any.slab.window_bytes(), 0xff));
@@ -119,6 +130,10 @@ TEST_P(TierSlabTest, CountsItsRecords) {
   slab.remove_and_grow({}, 5);
   EXPECT_EQ(slab.position_bytes(), 5 * sizeof(WindowId));
   EXPECT_EQ(slab.score_bytes(), 5 * (sizeof(double) + sizeof(float)));
+  TierSlab with_heads(geometry(), GetParam(), kHeadFloats);
+  with_heads.remove_and_grow({}, 5);
+  EXPECT_EQ(with_heads.score_bytes(),
+            5 * (sizeof(double) + sizeof(float)) + kLanes * kHeadFloats * sizeof(float));
 }
 
 TEST_P(TierSlabTest, LeavesFullGroupsInPlaceWhenOnlyTheTailChanges) {

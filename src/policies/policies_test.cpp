@@ -46,9 +46,16 @@ TEST(Policies, EachMakesAPureScorerAndAnAllocator) {
     if (policy.schedule == Schedule::Once) continue;  // selectors_test.cpp
     const auto scorer = policy.make_scorer(CacheConfig{});
     std::vector<float> first(3), second(3, 7.0F);
-    scorer->score({0, 2, 64, windows}, first);
-    scorer->score({0, 2, 64, windows}, second);
+    const float sums[3][2] = {{1.0F, 2.0F}, {3.0F, 0.5F}, {0.25F, 0.25F}};
+    const HeadRecord records[3] = {{sums[0]}, {sums[1]}, {sums[2]}};
+    const double inverse[2] = {0.1, 0.4};
+    EvictedHeads evicted;
+    evicted.reset(1);
+    const LayerView view{0, 2, 64, windows, {1, records, &evicted, inverse}};
+    scorer->score(view, first);
+    scorer->score(view, second);
     EXPECT_EQ(first, second) << policy.name;
+    if (policy.ladder) continue;
     BudgetPlan plan;
     plan.quota = {3, 17};
     const auto allocator = policy.make_allocator(CacheConfig{});

@@ -6,6 +6,7 @@
 #define QE_POLICIES(X)         \
   X(full_policy)               \
   X(qevict_policy)             \
+  X(qevict_plus_policy)        \
   X(streaming_llm_policy)      \
   X(h2o_policy)                \
   X(tova_policy)               \

@@ -1,0 +1,79 @@
+// QEvict's windows on a precision ladder, ranked by the shares that single query heads give them
+// (docs/qevict-plus.md).
+#include "kv/budget.h"
+#include "policies/parameters.h"
+#include "policies/parts.h"
+
+namespace qevict {
+namespace {
+
+enum class Bits { ByBudget, Int2, Int3, Int4, Int8 };
+
+struct Options {
+  int window = 8;
+  int n_sink = 5;
+  int n_local = 8;
+  Bits bits = Bits::ByBudget;
+  void declare(Parameters& p) {
+    p.integer("window", window, 8, 32);
+    p.integer("n_sink", n_sink, 0, 1 << 20);
+    p.integer("n_local", n_local, 0, 1 << 20);
+    p.choice("bits", bits, {"auto", "2", "3", "4", "8"});
+  }
+};
+
+void configure(CacheConfig& config) {
+  const Options options = read_options<Options>(config);
+  config.window = options.window;
+  config.n_sink = options.n_sink;
+  config.n_local = options.n_local;
+  config.local_share = 0.0;
+  config.quant_share = 1.0;
+  config.quant_bits = 2;  // of the geometry; every rung has its own
+  config.promotion = false;
+}
+
+class HeadShareScorer final : public Scorer {
+ public:
+  Needs needs() const override { return {.head_sums = true}; }
+  void score(const LayerView& view, std::span<float> scores) const override {
+    score_head_shares(view.heads, scores);
+  }
+};
+
+class LadderAllocator final : public Allocator {
+ public:
+  explicit LadderAllocator(const CacheConfig& config) : strict_(config.strict_budget) {
+    constexpr int kBits[] = {0, 2, 3, 4, 8};
+    bits_ = kBits[static_cast<int>(read_options<Options>(config).bits)];
+  }
+  TierQuota quota(const BudgetPlan&, int, int) const override { return {}; }
+  LadderQuota ladder(const BudgetPlan& plan, int, int) const override {
+    const Geometry& g = plan.geometry;
+    const std::int64_t reserved = strict_ ? plan.reserved_tokens : ladder_window_tokens(g);
+    return ladder_quota(
+        g, ladder_free_bytes(g, plan.total_tokens, plan.n_sink, plan.n_local, reserved),
+        ladder_windows(plan.context_tokens, plan.n_sink, plan.n_local, g.window), bits_);
+  }
+
+ private:
+  bool strict_;
+  int bits_;
+};
+
+}  // namespace
+
+PolicySpec qevict_plus_policy() {
+  return {.name = "qevict+",
+          .paper = "QEvict's windows in 8, 4, 3 or 2 bits by budget, ranked by single heads",
+          .parameters = options_text<Options>(),
+          .schedule = Schedule::EveryWindow,
+          .ladder = true,
+          .check_parameters = check_options<Options>,
+          .configure = configure,
+          .make_scorer = [](const CacheConfig&) { return std::make_unique<HeadShareScorer>(); },
+          .make_allocator =
+              [](const CacheConfig& config) { return std::make_unique<LadderAllocator>(config); }};
+}
+
+}  // namespace qevict
