@@ -16,6 +16,10 @@
 
 namespace qevict {
 
+// What a scorer or a selector reads, in the terms of a capture. ladder: the policy has one, and so
+// many sinks.
+CaptureOptions needs_of(const Needs& needs, const SelectorNeeds& select, bool ladder, int n_sink);
+
 class PromptSnapshot {
  public:
   int n_tokens() const { return n_tokens_; }
