@@ -47,6 +47,12 @@ class PromptScene {
       for (float& norm : norms_.back()) norm = std::fabs(norm) + 0.1F;
     }
     for (const auto& norms : norms_) norm_spans_.emplace_back(norms);
+    for (const auto& norms : norms_) {
+      const std::vector<float> sums = draw(static_cast<int>(norms.size()));
+      auto& mass = masses_.emplace_back(sums.begin(), sums.end());
+      for (double& sum : mass) sum = std::fabs(sum);
+    }
+    for (const auto& mass : masses_) mass_spans_.emplace_back(mass);
     mean_.assign(shape.n_heads * d_, 0.25);
     covariance_.assign(static_cast<std::size_t>(shape.n_heads) * d_ * d_, 0.0);
     for (std::size_t i = 0; i < covariance_.size(); ++i) {
@@ -64,7 +70,7 @@ class PromptScene {
             .n_last = shape.n_last,
             .queries = {mean_.data(), covariance_.data(), shape.n_tokens},
             .value_norms = norm_spans_,
-            .mass = {}};
+            .mass = mass_spans_};
   }
   PromptScene(const PromptScene&) = delete;
 
@@ -73,6 +79,7 @@ class PromptScene {
   float* k(int head) { return heads_[head].k.data(); }
   float* v(int head) { return heads_[head].v.data(); }
   std::vector<float>& norms(int q_head) { return norms_[q_head]; }
+  std::vector<double>& mass(int q_head) { return masses_[q_head]; }
 
  private:
   struct Head {
@@ -93,6 +100,8 @@ class PromptScene {
   std::vector<PromptHead> spans_;
   std::vector<std::vector<float>> norms_;
   std::vector<std::span<const float>> norm_spans_;
+  std::vector<std::vector<double>> masses_;
+  std::vector<std::span<const double>> mass_spans_;
   std::vector<double> mean_, covariance_;
 };
 
