@@ -40,16 +40,19 @@ std::string variable(const char* name) {
 // nlohmann's messages end in what a user can not use; the position is in the middle.
 std::string parse_problem(const Json::parse_error& error) {
   const std::string_view what = error.what();
+  const std::string_view kind = what.find("ill-formed UTF-8") != std::string_view::npos
+                                    ? "not valid UTF-8"
+                                    : "not valid JSON";
   const std::size_t column = what.find("column ");
   const std::size_t detail = what.find(": ", column == std::string_view::npos ? 0 : column);
   return column == std::string_view::npos || detail == std::string_view::npos
-             ? "not valid JSON"
-             : fmt::format("not valid JSON, {}", what.substr(column, detail - column));
+             ? std::string(kind)
+             : fmt::format("{}, {}", kind, what.substr(column, detail - column));
 }
 
 Result<Json> parse_json(std::string_view text, const std::string& where) {
   if (text.find('\0') != std::string_view::npos) {
-    return bad_input(fmt::format("a NUL byte ({}): remove it", where));
+    return bad_input(fmt::format("a NUL byte ({}): remove it, or save the file as UTF-8", where));
   }
   try {
     return Json::parse(text);
@@ -138,7 +141,8 @@ Result<std::string> read_data(const std::string& path) {
   if (std::ferror(file.get()) != 0) {
     return bad_input(fmt::format("cannot be read to its end ({}): check the disk", path));
   }
-  if (bytes.empty()) return bad_input(fmt::format("an empty file ({}): fetch it again", path));
+  if (bytes.empty())
+    return bad_input(fmt::format("an empty file ({}): fetch or write it again", path));
   return bytes;
 }
 

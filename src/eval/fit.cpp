@@ -10,6 +10,22 @@
 
 namespace qevict {
 
+namespace {
+
+// Encoding takes seconds a megabyte at worst: longer texts are encoded only if they may fit.
+constexpr std::size_t kSlowBytes = std::size_t{1} << 22;
+
+// Bytes of the longest token.
+std::size_t longest_piece(const Tokenizer& tokenizer) {
+  std::size_t longest = 1;
+  for (TokenId token = 0; token < tokenizer.n_vocab(); ++token) {
+    longest = std::max(longest, tokenizer.piece(token, true).size());
+  }
+  return longest;
+}
+
+}  // namespace
+
 Result<int> count_prompt_tokens(const Tokenizer& tokenizer, const Sample& sample) {
   std::string text = sample.context + sample.question;
   bool add_special = true;
@@ -33,6 +49,14 @@ int prompt_limit(int context_tokens, const Sample& sample) {
 
 Status check_fits(const Tokenizer& tokenizer, int context_tokens, const Sample& sample,
                   std::string_view where) {
+  const std::size_t bytes = sample.context.size() + sample.question.size();
+  const auto limit = static_cast<std::size_t>(std::max(prompt_limit(context_tokens, sample), 0));
+  if (bytes > kSlowBytes && bytes / longest_piece(tokenizer) > limit) {
+    return bad_input(fmt::format(
+        "{}: the prompt has {} bytes, too many for {} tokens: give a longer --context, or shorten "
+        "it",
+        where, bytes, limit));
+  }
   const Result<int> tokens = count_prompt_tokens(tokenizer, sample);
   if (!tokens) return std::unexpected(tokens.error());
   if (*tokens <= prompt_limit(context_tokens, sample)) return {};

@@ -1,6 +1,8 @@
 // A user's own data: a JSON object a line, the fields of Sample.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <climits>
 #include <map>
 
@@ -10,6 +12,20 @@
 
 namespace qevict {
 namespace {
+
+constexpr std::array kFields = {
+    "id",   "context", "question", "answers",        "max_new_tokens", "metric", "answer_prefix",
+    "chat", "classes", "stop",     "first_line_only"};
+
+// A name with a slip of the pen must not go unnoticed: most fields may be left out.
+Status check_names(const JsonRecord& record) {
+  for (const auto& [name, value] : record.json().items()) {
+    if (std::ranges::find(kFields, name) == kFields.end()) {
+      return record.error(name.c_str(), fmt::format("unknown, use {}", fmt::join(kFields, ", ")));
+    }
+  }
+  return {};
+}
 
 Status read_required(const JsonRecord& record, Sample& sample) {
   for (const auto& [field, target] : {std::pair{"id", &sample.id},
@@ -89,6 +105,7 @@ class FileTask final : public Task {
     std::map<std::string, std::string> ids;  // -> where
     Status read = read_json_lines(path_, [&](const JsonRecord& record) -> Status {
       Sample sample;
+      if (Status s = check_names(record); !s) return s;
       if (Status s = read_required(record, sample); !s) return s;
       if (Status s = read_optional(record, sample); !s) return s;
       const auto [first, is_new] = ids.try_emplace(sample.id, record.where());

@@ -1,3 +1,4 @@
+#include "eval/data.h"
 #include "eval/tasks_test.h"
 
 namespace qevict {
@@ -58,10 +59,18 @@ TEST_F(FileTask, KnowsEveryMetric) {
 
 TEST_F(FileTask, NamesMissingFields) {
   for (const char* field : {"id", "context", "question", "answers", "max_new_tokens", "metric"}) {
-    const std::string name = std::string("\"") + field + "\"";
-    expect_error(std::string(kGood) + "\n\n" + changed(name, "\"x\""), 3,
-                 "field " + name + ": missing");
+    Json sample = Json::parse(kGood);
+    sample.erase(field);
+    expect_error(std::string(kGood) + "\n\n" + sample.dump(), 3,
+                 std::string("field \"") + field + "\": missing");
   }
+}
+
+TEST_F(FileTask, NamesUnknownFields) {
+  expect_error(changed("\"context\"", "\"contxt\""), 1,
+               "field \"contxt\": unknown, use id, context");
+  expect_error(changed("\"all\"", "\"all\",\"first_line\":true"), 1,
+               "field \"first_line\": unknown");
 }
 
 TEST_F(FileTask, NamesFieldsOfTheWrongType) {
@@ -99,7 +108,7 @@ TEST_F(FileTask, RefusesWhatIsNoJson) {
   expect_error("[1,2]", 1, "an array, not a JSON object");
   expect_error(changed("Rome", std::string("R\0me", 4)), 1, "a NUL byte");
   expect_error(changed("Rome", "R\\u0000me"), 1, "field \"context\": holds a NUL");
-  expect_error(changed("Rome", "R\xFFme"), 1, "not valid JSON");
+  expect_error(changed("Rome", "R\xFFme"), 1, "not valid UTF-8, column");
   expect_error(std::string(200'000, '['), 1, "not valid JSON");
 }
 
@@ -107,6 +116,8 @@ TEST_F(FileTask, RefusesWhatDoesNotFit) {
   std::string story;
   for (int i = 0; i < 300; ++i) story += " long";
   expect_error(changed("Rome is old.", story), 1, "give a longer --context");
+  const std::string endless(5'000'000, 'x');
+  expect_error(changed("Rome is old.", endless), 1, "5000010 bytes, too many for 246 tokens");
 }
 
 TEST_F(FileTask, NamesFilesThatCannotBeRead) {
