@@ -115,6 +115,18 @@ Status add_cells(const std::string& file, std::map<std::string, std::size_t>& pl
   return {};
 }
 
+// Cells in the folder's other files, where a run goes on in other parts than it was begun in.
+Status add_other_cells(const std::string& folder, const std::string& own,
+                       std::vector<CellResult>& cells) {
+  std::map<std::string, std::size_t> places;
+  for (std::size_t i = 0; i < cells.size(); ++i) places.emplace(cells[i].key(), i);
+  for (const std::string& file : files_of(folder, kResults)) {
+    if (file == own) continue;
+    if (Status s = add_cells(file, places, cells); !s) return s;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string results_path(const std::string& folder, const Shard& shard) {
@@ -124,11 +136,12 @@ std::string results_path(const std::string& folder, const Shard& shard) {
 Result<RunFiles> open_run(const std::string& folder, const Shard& shard, bool resume,
                           const RunSettings& settings) {
   const std::string path = results_path(folder, shard);
-  if (!resume && !is_empty(path)) {
+  for (const std::string& file : {path, results_path(folder, {})}) {
+    if (resume || is_empty(file)) continue;
     return bad_input(
         fmt::format("results are there already ({}): continue with --resume, or choose another "
                     "--out",
-                    path));
+                    file));
   }
   if (shard.count == 1 && is_empty(path) &&
       !std::ranges::all_of(files_of(folder, kResults), is_empty)) {
@@ -144,6 +157,10 @@ Result<RunFiles> open_run(const std::string& folder, const Shard& shard, bool re
   Result<std::vector<CellResult>> stored = parse_cells(lines, path);
   if (!stored) return std::unexpected(stored.error());
   RunFiles files{std::move(*file), std::move(*stored)};
+  if (shard.count > 1) {
+    if (Status s = add_other_cells(folder, path, files.cells); !s)
+      return std::unexpected(s.error());
+  }
   if (!settings.diagnostics) return files;
   Result<LineFile> diagnostics =
       LineFile::open(shard_path(folder, kDiagnostics, shard), files.diagnostics_lines);

@@ -18,7 +18,8 @@ namespace qevict {
 std::string results_path(const std::string& folder, const Shard& shard);
 
 // Makes the folder's run.json, or compares with the one that is there. Errors: BadInput when its
-// settings differ (the message says what), or when there are results and `resume` is false.
+// settings differ (the message says what), or when there are results and `resume` is false. A shard
+// also gets the cells of the folder's other files: it need not compute them.
 Result<RunFiles> open_run(const std::string& folder, const Shard& shard, bool resume,
                           const RunSettings& settings);
 

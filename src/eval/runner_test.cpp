@@ -244,6 +244,8 @@ TEST_F(EvalRunner, AFolderRemembersItsSettings) {
   }
   EXPECT_FALSE(open_run(folder_, {}, false, settings).has_value()) << "without --resume";
   EXPECT_EQ(open_run(folder_, {}, true, settings)->cells.size(), 1U);
+  EXPECT_FALSE(open_run(folder_, {0, 2}, false, settings).has_value()) << "shard, no --resume";
+  EXPECT_EQ(open_run(folder_, {0, 2}, true, settings)->cells.size(), 1U) << "of results.jsonl";
   settings.samples = 20;
   settings.policies.pop_back();
   const auto other = open_run(folder_, {}, true, settings);
@@ -251,7 +253,8 @@ TEST_F(EvalRunner, AFolderRemembersItsSettings) {
   EXPECT_EQ(other.error().code, ErrorCode::BadInput);
   EXPECT_NE(other.error().message.find("samples: 20, was 3"), std::string::npos)
       << other.error().message;
-  EXPECT_NE(other.error().message.find("policies: "), std::string::npos);
+  EXPECT_NE(other.error().message.find(R"(policies: without [{"policy":"qevict","budget":0.5}])"),
+            std::string::npos);
   EXPECT_EQ(other.error().message.find("seed"), std::string::npos);
 }
 

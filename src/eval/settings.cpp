@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "eval/result_file.h"
@@ -51,6 +52,25 @@ std::string shown(const EvalJson& value) {
   constexpr std::size_t kLongest = 160;
   std::string text = dump_line(value);
   return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+}
+
+// The entries of a list that `other` lacks.
+EvalJson only_here(const EvalJson& list, const EvalJson& other) {
+  EvalJson only = EvalJson::array();
+  for (const EvalJson& entry : list) {
+    if (std::ranges::find(other, entry) == other.end()) only.push_back(entry);
+  }
+  return only;
+}
+
+// Of two lists what they do not share: the rest may be long.
+std::string difference(const EvalJson& now, const EvalJson& was) {
+  if (!now.is_array()) return fmt::format("{}, was {}", shown(now), shown(was));
+  const EvalJson added = only_here(now, was), missing = only_here(was, now);
+  if (added.empty() && missing.empty()) return "in another order";
+  if (missing.empty()) return "also " + shown(added);
+  if (added.empty()) return "without " + shown(missing);
+  return fmt::format("{}, was {}", shown(added), shown(missing));
 }
 
 }  // namespace
@@ -103,8 +123,7 @@ std::string differences(const RunSettings& now, const RunSettings& was) {
   std::string text;
   for (const auto& [key, value] : a.items()) {
     if (key == kNotCompared || value == b.at(key)) continue;
-    text += fmt::format("{}{}: {}, was {}", text.empty() ? "" : "; ", key, shown(value),
-                        shown(b.at(key)));
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", key, difference(value, b.at(key)));
   }
   return text;
 }
