@@ -69,7 +69,8 @@ std::string task_sections(const Summary& summary) {
   std::string out;
   for (const TaskTable& table : summary.tasks) {
     out += fmt::format(
-        "<details{}><summary><b>{}</b> <span class=\"dim\">{}{}</span></summary>\n{}{}</details>\n",
+        "<details{}><summary><b>{}</b> <span class=\"dim\">metric "
+        "{}{}</span></summary>\n{}{}</details>\n",
         summary.tasks.size() <= 3 ? " open" : "", escape_html(table.task),
         escape_html(table.metric), table.full_fails ? ", full cache fails" : "",
         task_table(table, summary.reference), comparison_table(table, summary.reference));

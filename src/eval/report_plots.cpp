@@ -12,6 +12,9 @@
 namespace qevict {
 namespace {
 
+// More of them need larger plots.
+constexpr std::size_t kManyPolicies = 8;
+
 // Policies of a run in their order, each once: its place is its style.
 std::vector<std::string> policy_names(const RunSettings& settings) {
   std::vector<std::string> names;
@@ -48,6 +51,11 @@ std::string score_plot(const TaskTable& table, const std::vector<std::string>& n
   axes.title = table.task.empty() ? "average" : table.task;
   axes.x_label = "measured KV bytes, % of the full cache";
   axes.y_label = "score";
+  axes.front = true;
+  if (names.size() > kManyPolicies) {
+    axes.width = 570;
+    axes.height = 420;
+  }
   for (const ScoreRow& row : table.rows) {
     if (row.policy != "full") continue;
     axes.guide = 100.0 * row.score;
@@ -124,6 +132,9 @@ std::string score_plots(const RunSettings& settings, const Summary& summary) {
                           legend_sample(static_cast<int>(i), names[i] == summary.reference),
                           escape_html(names[i]));
   }
+  legend +=
+      "<span><svg width=\"30\" height=\"12\"><line class=\"front\" x1=\"1\" x2=\"29\" y1=\"6\" "
+      "y2=\"6\"/></svg>best score for no more bytes</span>\n";
   std::string plots;
   if (summary.average) plots += score_plot(*summary.average, names, summary.reference);
   for (const TaskTable& table : summary.tasks) {

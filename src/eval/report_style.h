@@ -31,6 +31,7 @@ td.best { font-weight: 700; } td.good { color: var(--good); } td.bad { color: va
 svg { font: 11px system-ui, sans-serif; } svg text { fill: var(--text); }
 svg .title { font-size: 12px; font-weight: 600; } svg .grid { stroke: var(--line); }
 svg .guide { stroke: var(--dim); stroke-dasharray: 4 4; }
+svg .front { stroke: var(--dim); stroke-width: 5; stroke-linejoin: round; opacity: .3; fill: none; }
 svg text.cell { fill: #111; font-size: 10px; }
 details { margin: .4rem 0; } summary { cursor: pointer; }
 dl { display: grid; grid-template-columns: max-content auto; gap: .1rem 1rem; margin: .6rem 0; }

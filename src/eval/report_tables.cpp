@@ -15,6 +15,17 @@ constexpr const char* kOverMark =
     " <span class=\"mark\" title=\"held more than its budget in some samples: no claim at equal "
     "bytes\">over budget</span>";
 
+constexpr const char* kPairOverMark =
+    "<span class=\"mark\" title=\"one of the two held more than its budget in some samples: no "
+    "claim "
+    "at equal bytes\">over budget</span> ";
+
+// With its sign, and 0 without one.
+std::string signed_text(double value) {
+  const std::string text = fmt::format("{:+.1f}", value);
+  return text == "-0.0" || text == "+0.0" ? "0.0" : text;
+}
+
 std::string score_text(const ScoreRow& row) {
   return fmt::format("{:.1f} <span class=\"se\">&plusmn;{:.1f}</span>", 100.0 * row.score,
                      100.0 * row.stderr_of_mean);
@@ -42,9 +53,10 @@ std::vector<const TaskTable*> columns(const Summary& summary) {
   return tables;
 }
 
-// The best score of a column among the rows with a budget that kept it.
+// The best score of a column among the rows with a budget that kept it; -1 where it says nothing.
 double best_score(const TaskTable& table, const std::vector<RunSettings::PolicyEntry>& entries) {
   double best = -1.0;
+  if (table.full_fails) return best;
   for (const auto& entry : entries) {
     const ScoreRow* row = entry.budget ? find_row(table, entry) : nullptr;
     if (row != nullptr && row->over_budget == 0) best = std::max(best, row->score);
@@ -163,12 +175,12 @@ std::string comparison_table(const TaskTable& table, const std::string& referenc
     const Difference& d = c.difference;
     const char* colour = !d.clear() ? "" : d.mean > 0.0 ? " class=\"good\"" : " class=\"bad\"";
     body += fmt::format(
-        "<tr><td>{}{}</td><td>{}</td><td>{}</td><td{}>{:+.1f}</td><td>{:+.1f} &hellip; {:+.1f}"
-        "</td><td>{}</td><td>{:.2f}</td></tr>\n",
-        escape_html(c.policy), c.over_budget ? kOverMark : "",
-        c.budget ? escape_html(c.budget->to_string()) : "&ndash;",
-        escape_html(c.reference_budget.to_string()), colour, 100.0 * d.mean, 100.0 * d.low,
-        100.0 * d.high, d.n, c.bytes_ratio);
+        "<tr><td>{}</td><td>{}</td><td>{}</td><td{}>{}</td><td>{} &hellip; {}</td><td>{}</td>"
+        "<td>{}{:.2f}</td></tr>\n",
+        escape_html(c.policy), c.budget ? escape_html(c.budget->to_string()) : "&ndash;",
+        escape_html(c.reference_budget.to_string()), colour, signed_text(100.0 * d.mean),
+        signed_text(100.0 * d.low), signed_text(100.0 * d.high), d.n,
+        c.over_budget ? kPairOverMark : "", c.bytes_ratio);
   }
   return fmt::format(
       "<div class=\"scroll\"><table><thead><tr><th>rival</th><th>its budget</th><th>budget of<br>"

@@ -56,6 +56,10 @@ TEST(Report, MarksWhatMakesNoClaim) {
   EXPECT_TRUE(contains(html, "100.0 <span class=\"se\">&plusmn;0.0</span>"));
   EXPECT_TRUE(contains(html, "10.0&thinsp;%"));
   EXPECT_TRUE(contains(html, "102.40 KiB"));
+  // The task that says nothing has no best; equal scores differ by 0.0, without a sign.
+  EXPECT_FALSE(contains(html, "<td class=\"best\">0.0"));
+  EXPECT_TRUE(contains(html, "<td>0.0</td><td>0.0 &hellip; 0.0</td>"));
+  EXPECT_TRUE(contains(html, "title=\"one of the two held more"));
 }
 
 TEST(Report, EscapesNamesAndLoadsNothing) {

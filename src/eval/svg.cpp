@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 namespace qevict {
 namespace {
@@ -30,11 +31,27 @@ struct Scale {
   }
 };
 
+// Of a title in the plots' font, bold.
+constexpr int kTitleCharacter = 8;
+
+int title_width(const std::string& title) {
+  return kLeft + kTitleCharacter * static_cast<int>(title.size());
+}
+
+// The end of a title says more than its beginning: a file's name, not its folder.
+std::string short_title(const std::string& title, int width) {
+  const auto room = static_cast<std::size_t>(std::max(width - kLeft, 0) / kTitleCharacter);
+  if (title.size() <= room || room < 4) return title;
+  std::size_t begin = title.size() - (room - 3);
+  while (begin < title.size() && (title[begin] & 0xC0) == 0x80) ++begin;  // inside a character
+  return "..." + title.substr(begin);
+}
+
 std::string open_svg(int width, int height, const std::string& title) {
   return fmt::format(
       "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n"
-      "<text class=\"title\" x=\"{3}\" y=\"16\">{2}</text>\n",
-      width, height, escape_html(title), kLeft);
+      "<text class=\"title\" x=\"{3}\" y=\"16\">{4}</text>\n",
+      width, height, escape_html(title), kLeft, escape_html(short_title(title, width)));
 }
 
 std::string axis_labels(int width, int height, const std::string& x, const std::string& y) {
@@ -71,6 +88,29 @@ std::string line_style(int style, bool strong) {
                      dash.empty() ? "" : fmt::format(" stroke-dasharray=\"{}\"", dash));
 }
 
+// One colour stands for several series: what has no line is told apart by its shape.
+std::string mark(int style, double x, double y, double size, const std::string& label) {
+  const std::string fill =
+      fmt::format("fill=\"{}\"><title>{}</title>", series_colour(style), escape_html(label));
+  switch ((static_cast<std::size_t>(style) / kColours.size()) % kDashes.size()) {
+    case 1:
+      return fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" {}</rect>\n",
+          x - size, y - size, 2.0 * size, 2.0 * size, fill);
+    case 2:
+      return fmt::format("<path d=\"M{:.1f} {:.1f}l{:.1f} {:.1f}h{:.1f}z\" {}</path>\n", x,
+                         y - 1.3 * size, 1.3 * size, 2.3 * size, -2.6 * size, fill);
+    case 3:
+      return fmt::format(
+          "<path d=\"M{0:.1f} {1:.1f}l{2:.1f} {2:.1f}l-{2:.1f} {2:.1f}l-{2:.1f} -{2:.1f}z\" "
+          "{3}</path>\n",
+          x, y - 1.4 * size, 1.4 * size, fill);
+    default:
+      return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" {}</circle>\n", x, y, size,
+                         fill);
+  }
+}
+
 std::string draw_series(const PlotSeries& s, const Scale& x, const Scale& y) {
   std::string line;
   std::string marks;
@@ -83,13 +123,45 @@ std::string draw_series(const PlotSeries& s, const Scale& x, const Scale& y) {
           x(p.x), y(std::max(p.y - p.error, y.low)), y(std::min(p.y + p.error, y.high)),
           series_colour(s.style));
     }
-    marks += fmt::format(
-        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\"><title>{}</title></circle>\n",
-        x(p.x), y(p.y), s.strong ? 4.5 : 3.0, series_colour(s.style), escape_html(p.label));
+    marks += mark(s.style, x(p.x), y(p.y), s.strong ? 4.5 : 3.0, p.label);
   }
   if (s.points.size() < 2) return marks;
   return fmt::format("<polyline points=\"{}\" {}><title>{}</title></polyline>\n{}", line,
                      line_style(s.style, s.strong), escape_html(s.label), marks);
+}
+
+// The best that no more bytes reach: steps along x.
+std::string draw_front(std::span<const PlotSeries> series, const Scale& x, const Scale& y) {
+  std::vector<PlotPoint> points;
+  for (const PlotSeries& s : series) points.insert(points.end(), s.points.begin(), s.points.end());
+  std::ranges::sort(points, {}, &PlotPoint::x);
+  std::string steps;
+  double best = -1e300;
+  for (const PlotPoint& p : points) {
+    if (p.y <= best) continue;
+    if (!steps.empty()) steps += fmt::format("{:.1f},{:.1f} ", x(p.x), y(best));
+    steps += fmt::format("{:.1f},{:.1f} ", x(p.x), y(p.y));
+    best = p.y;
+  }
+  return fmt::format(
+      "<polyline class=\"front\" points=\"{}\"><title>best score for no more bytes</title>"
+      "</polyline>\n",
+      steps);
+}
+
+// Low and high of all points with their bars, which stay within 0..100 or the points' own range.
+std::pair<double, double> y_range(std::span<const PlotSeries> series) {
+  constexpr double kLeastSpan = 5.0;
+  double low = 1e300, high = -1e300;
+  for (const PlotSeries& s : series) {
+    for (const PlotPoint& p : s.points) {
+      low = std::min({low, p.y, std::max(p.y - p.error, 0.0)});
+      high = std::max({high, p.y, std::min(p.y + p.error, 100.0)});
+    }
+  }
+  if (high - low >= kLeastSpan) return {low, high};
+  if (low + kLeastSpan <= 100.0) return {low, low + kLeastSpan};
+  return {high - kLeastSpan, high};
 }
 
 }  // namespace
@@ -127,8 +199,8 @@ std::string_view series_colour(int style) {
 std::string legend_sample(int style, bool strong) {
   return fmt::format(
       "<svg width=\"30\" height=\"12\"><line x1=\"1\" x2=\"29\" y1=\"6\" y2=\"6\" {}/>"
-      "<circle cx=\"15\" cy=\"6\" r=\"3\" fill=\"{}\"/></svg>",
-      line_style(style, strong), series_colour(style));
+      "{}</svg>",
+      line_style(style, strong), mark(style, 15.0, 6.0, 3.0, ""));
 }
 
 std::vector<double> log_ticks(double low, double high) {
@@ -163,18 +235,17 @@ std::vector<double> linear_ticks(double low, double high, int count) {
 }
 
 std::string line_plot(const PlotAxes& axes, std::span<const PlotSeries> series) {
-  double x_low = 1e300, x_high = -1e300, y_low = 1e300, y_high = -1e300;
+  double x_low = 1e300, x_high = -1e300;
   for (const PlotSeries& s : series) {
     for (const PlotPoint& p : s.points) {
       x_low = std::min(x_low, p.x);
       x_high = std::max(x_high, p.x);
-      y_low = std::min(y_low, p.y);
-      y_high = std::max(y_high, p.y);
     }
   }
   if (x_low > x_high) return "";
+  const auto [y_low, y_high] = y_range(series);
   const std::vector<double> x_ticks = log_ticks(x_low, x_high);
-  const std::vector<double> y_ticks = linear_ticks(y_low, std::max(y_high, y_low + 1e-3), 5);
+  const std::vector<double> y_ticks = linear_ticks(y_low, y_high, 5);
   const Scale x{x_ticks.front(), x_ticks.back(), static_cast<double>(kLeft),
                 static_cast<double>(axes.width - kRight), true};
   const Scale y{y_ticks.front(), y_ticks.back(), static_cast<double>(axes.height - kBottom),
@@ -188,6 +259,7 @@ std::string line_plot(const PlotAxes& axes, std::span<const PlotSeries> series) 
         "</title></line>\n",
         x.from, x.to, y(axes.guide), y(axes.guide), escape_html(axes.guide_label));
   }
+  if (axes.front) out += draw_front(series, x, y);
   for (const bool strong : {false, true}) {
     for (const PlotSeries& s : series) {
       if (s.strong == strong) out += draw_series(s, x, y);
@@ -200,7 +272,7 @@ std::string heat_map(const HeatMap& map) {
   constexpr int kCell = 34, kRowHeight = 22, kLabels = 64;
   const int width = kLabels + kCell * static_cast<int>(map.columns.size()) + kRight;
   const int height = kTop + kRowHeight * static_cast<int>(map.rows.size()) + kBottom;
-  std::string out = open_svg(std::max(width, 220), height, map.title);
+  std::string out = open_svg(std::max({width, 220, title_width(map.title)}), height, map.title);
   for (std::size_t r = 0; r < map.rows.size(); ++r) {
     const int top = kTop + kRowHeight * static_cast<int>(r);
     out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLabels - 5,
@@ -231,7 +303,7 @@ std::string stacked_plot(const StackedPlot& plot) {
   const Scale x{plot.x.front(), plot.x.back(), static_cast<double>(kLeft),
                 static_cast<double>(kWidth - kRight)};
   const Scale y{0.0, 1.0, static_cast<double>(kHeight - kBottom), static_cast<double>(kTop)};
-  std::string out = open_svg(kWidth, kHeight, plot.title);
+  std::string out = open_svg(std::max(kWidth, title_width(plot.title)), kHeight, plot.title);
   std::vector<double> below(plot.x.size(), 0.0);
   for (const StackedPlot::Layer& layer : plot.layers) {
     std::string top;

@@ -20,22 +20,23 @@ struct PlotPoint {
 struct PlotSeries {
   std::vector<PlotPoint> points;  // joined by a line, in this order
   std::string label;
-  int style = 0;        // colour and dashes; equal in all plots of a report
+  int style = 0;        // colour, dashes and shape; equal in all plots of a report
   bool strong = false;  // drawn thick, on top
 };
 
-// The colour and the dashes of a style, for the line and for a legend.
+// The colour, the dashes and the shape of a style, for the line and for a legend.
 std::string_view series_colour(int style);
 std::string legend_sample(int style, bool strong);
 
 struct PlotAxes {
   std::string title, x_label, y_label;
   int width = 372, height = 260;
+  bool front = false;   // also a line of the best y that no larger x reaches
   double guide = -1.0;  // >= 0: a dashed line across at this y
   std::string guide_label;
 };
 
-// x on a logarithmic axis (values above 0), y on a linear one that fits the points.
+// x on a logarithmic axis (values above 0), y on a linear one that fits the points: scores.
 std::string line_plot(const PlotAxes& axes, std::span<const PlotSeries> series);
 
 // Cells coloured by their value, 0..1; a negative value leaves its cell empty.

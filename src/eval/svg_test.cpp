@@ -48,9 +48,42 @@ TEST(Svg, ASeriesIsALineWithItsPoints) {
   series[1].style = 13;
   const std::string plot = line_plot(make_axes("t"), series);
   EXPECT_EQ(count(plot, "<polyline"), 1U);
-  EXPECT_EQ(count(plot, "<circle"), 3U);
+  EXPECT_EQ(count(plot, "<circle"), 2U);
+  EXPECT_EQ(count(plot, "<rect"), 1U) << "another shape where a colour comes again";
   EXPECT_EQ(line_plot(make_axes("t"), std::span(series).first(0)), "");
   EXPECT_NE(legend_sample(13, false).find("stroke-dasharray"), std::string::npos);
+}
+
+TEST(Svg, EqualScoresStillHaveAReadableAxis) {
+  PlotSeries s{{{10.0, 0.0, 0.0, ""}, {20.0, 0.0, 0.0, ""}}, "s", 0, false};
+  const std::string low = line_plot(make_axes("t"), std::span(&s, 1));
+  EXPECT_NE(low.find(">5<"), std::string::npos) << low;
+  for (PlotPoint& p : s.points) p.y = 100.0;
+  const std::string high = line_plot(make_axes("t"), std::span(&s, 1));
+  EXPECT_NE(high.find(">95<"), std::string::npos) << high;
+  EXPECT_EQ(high.find(">105<"), std::string::npos) << high;
+}
+
+TEST(Svg, TheFrontLeavesOutWhatFewerBytesReach) {
+  std::vector<PlotSeries> series(1);
+  series[0].points = {{10.0, 50.0, 0.0, ""}, {20.0, 40.0, 0.0, ""}, {100.0, 90.0, 0.0, ""}};
+  PlotAxes axes = make_axes("t");
+  axes.front = true;
+  const std::string plot = line_plot(axes, series);
+  const std::size_t points = plot.find("points=\"", plot.find("class=\"front\"")) + 8;
+  const std::string front = plot.substr(points, plot.find('"', points) - points);
+  EXPECT_EQ(count(front, ","), 3U) << front;  // two points and the corner between them
+}
+
+TEST(Svg, LongTitlesStayInside) {
+  const std::string folder(200, 'f');
+  const std::string plot = line_plot(
+      make_axes(folder + "/mine"), std::vector<PlotSeries>{{{{1.0, 1.0, 0.0, ""}}, "s", 0, false}});
+  EXPECT_NE(plot.find("/mine</text>"), std::string::npos) << plot;
+  EXPECT_EQ(plot.find(">" + folder), std::string::npos) << plot;
+  const std::string map = heat_map({folder, "x", "y", {"1"}, {"1"}, {1.0}});
+  EXPECT_NE(map.find(">" + folder + "<"), std::string::npos);
+  EXPECT_EQ(map.find("width=\"220\""), std::string::npos);
 }
 
 TEST(Svg, AHeatMapLeavesMissingCellsEmpty) {
