@@ -30,7 +30,7 @@ struct Ragged {
 };
 constexpr Ragged kRagged[] = {
     {3, 0.2, "qevict"},  {420, 0.15, "qevict"},     {150, 0.2, "full"},
-    {61, 0.9, "qevict"}, {250, 0.4, "qevict", 0.5},
+    {61, 0.9, "qevict"}, {250, 0.4, "qevict", 0.5}, {310, 0.5, "qevict+"},
 };
 constexpr std::size_t kSequences = std::size(kRagged);
 
@@ -65,6 +65,7 @@ struct Sequence {
     CacheConfig config;
     config.policy = ragged.policy;
     config.budget = {KvBudget::Unit::Ratio, ragged.budget};
+    configure_policy(*find_policy(ragged.policy), config);
     if (ragged.decay < 1.0) config.ranker = {Ranker::Kind::Decay, ragged.decay};
     auto created = KvCache::create(g, kLayers, RopeSpec::plain(g.pairing, g.head_dim, 10000.0),
                                    config, *find_policy(ragged.policy));
@@ -161,9 +162,17 @@ void expect_same_cache(const KvCache& a, const KvCache& b) {
   for (int i = 0; i < kLayers; ++i) {
     const LayerCache &x = a.layer(i), &y = b.layer(i);
     EXPECT_EQ(copy(x.local_mass()), copy(y.local_mass()));
-    for (const auto& [s, t] : {std::pair(&x.full(), &y.full()), {&x.quantized(), &y.quantized()}}) {
+    EXPECT_EQ(copy(x.local_heads()), copy(y.local_heads()));
+    std::vector<std::pair<const TierSlab*, const TierSlab*>> slabs = {{&x.full(), &y.full()}};
+    for (int r = 0; r < x.n_rungs(); ++r) slabs.emplace_back(&x.quantized(r), &y.quantized(r));
+    for (const auto& [s, t] : slabs) {
       EXPECT_EQ(copy(s->ids()), copy(t->ids()));
       EXPECT_EQ(copy(s->mass()), copy(t->mass()));
+      for (SlotId w = 0; w < s->size(); ++w) {
+        for (std::size_t k = 0; k < x.head_floats(); ++k) {
+          ASSERT_EQ(s->heads(w)[static_cast<int>(k)], t->heads(w)[static_cast<int>(k)]);
+        }
+      }
       ASSERT_EQ(s->groups().size(), t->groups().size());
       for (std::size_t g = 0; g < s->groups().size(); ++g) {
         const GroupRef u = s->groups()[g], w = t->groups()[g];

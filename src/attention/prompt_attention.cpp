@@ -5,7 +5,6 @@
 
 #include "attention/tiered_attention.h"
 #include "base/math.h"
-#include "kernels/codec.h"
 
 namespace qevict {
 namespace {
@@ -64,7 +63,9 @@ void TieredAttention::begin_layer(int layer) {
       recent.read(r, h % unit_geometry_.n_kv_heads, k_rows_.data() + at, v_rows_.data() + at);
     }
   }
-  for (int i = 0; i < n_threads_ && !extremes_.empty(); ++i) range_begin(g, thread_extremes(i));
+  for (int i = 0; i < n_threads_ * g.n_kv_heads && !extremes_.empty(); ++i) {
+    begin_head_extremes(g, extremes_of(0, i));
+  }
   if (materialised_) materialised_->begin_layer(layer, n_rows_capacity_, max_block_);
   const int region_windows = ceil_div(std::max(0, n_rows_capacity_ - n_sink_rows_), g.window);
   int most_full_groups = 0;
@@ -174,7 +175,7 @@ void TieredAttention::prepare_prompt(int layer, const QkvBlock& qkv, int ith, in
       finite &= round_row(row, d, k_rows_.data() + at);
       finite &= round_row(qkv.v + in, d, v_rows_.data() + at);
       if (!extremes_.empty() && first_position_ + block_first_ + t >= range_from_) {
-        range_add(g, h, 1, qkv.k + in, qkv.v + in, thread_extremes(ith));
+        add_head_extremes(g, 1, qkv.k + in, qkv.v + in, extremes_of(ith, h));
       }
     }
   }
@@ -332,9 +333,11 @@ const TieredAttention::PromptLayer& TieredAttention::prompt_layer() {
   rows.n_sink_rows = n_sink_rows_;
   rows.region_begin = region_begin_;
   for (int i = 1; i < n_threads_ && !extremes_.empty(); ++i) {
-    range_merge(geometry_, thread_extremes(i), thread_extremes(0));
+    for (int h = 0; h < geometry_.n_kv_heads; ++h) {
+      merge_head_extremes(geometry_, extremes_of(i, h), extremes_of(0, h));
+    }
   }
-  if (!extremes_.empty()) rows.extremes = thread_extremes(0);
+  rows.extremes = extremes_.empty() ? nullptr : extremes_.data();
   prompt_layer_.mass.clear();
   for (const UnitPrompt& unit : unit_prompt_) {
     prompt_layer_.mass.push_back({unit.full, unit.quantized, unit.region});

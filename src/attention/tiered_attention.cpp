@@ -34,7 +34,8 @@ TieredAttention::TieredAttention(KvCache& cache, const KernelTable& kernels, int
   if (want_heads_) mass_parts_ = 2;
   if (cache.ladder() || select_needs_.key_range) {
     range_from_ = cache.ladder() ? cache.config().n_sink : select_needs_.range_from;
-    extremes_.resize(static_cast<std::size_t>(n_threads) * range_extreme_floats(geometry_));
+    extremes_.resize(static_cast<std::size_t>(n_threads) * geometry_.n_kv_heads *
+                     head_extreme_floats(geometry_));
   }
   if (!cache.config().fused_attention) {
     materialised_ = std::make_unique<MaterialisedAttention>(cache, kernels, n_threads);

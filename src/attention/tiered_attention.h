@@ -27,7 +27,6 @@
 #include "attention/codec_attention.h"
 #include "attention/mass_observer.h"
 #include "attention/materialised_attention.h"
-#include "kernels/codec.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 
@@ -88,8 +87,9 @@ class TieredAttention final : public Attention {
   std::pair<int, int> item_queries(int item, int part) const;
   float* item_sums(int item, int part) const;
   void add_item_mass(int layer, int item, int part) noexcept;
-  float* thread_extremes(int ith) {
-    return extremes_.data() + range_extreme_floats(geometry_) * ith;
+  float* extremes_of(int ith, int kv_head) {
+    return extremes_.data() + (static_cast<std::size_t>(ith) * geometry_.n_kv_heads + kv_head) *
+                                  head_extreme_floats(geometry_);
   }
   MaterialisedAttention::PromptBlock prompt_block() const;
   void run_prompt_item(int layer, int item, float* out, int ith) noexcept;
@@ -174,7 +174,7 @@ class TieredAttention final : public Attention {
   // queries.
   AlignedBuffer<float> item_mass_;
   int mass_parts_ = 1;
-  std::vector<float> extremes_;  // [n_threads][range_extreme_floats()]; empty: nobody asked
+  std::vector<float> extremes_;  // [n_threads][H][head_extreme_floats()]; empty: nobody asked
   int range_from_ = 0;           // first position that counts for them
   std::ptrdiff_t mass_stride_ = 0;
   // What the prompt's rows saw of one unit; sizes in windows, or, with want_heads_, in sums: a

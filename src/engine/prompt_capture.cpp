@@ -8,7 +8,6 @@
 #include <set>
 
 #include "engine/prompt_snapshot.h"
-#include "kernels/codec.h"
 #include "policies/registry.h"
 
 namespace qevict {
@@ -147,7 +146,8 @@ void PromptSnapshot::keep(const PromptRows& rows, const PromptQueries& queries, 
   layer.mean = copy(queries.moments.mean, heads * dim);
   layer.covariance = copy(queries.moments.covariance, heads * dim * dim);
   layer.n_queries = queries.moments.n_queries;
-  layer.extremes = copy(rows.extremes, range_extreme_floats(g));
+  layer.extremes =
+      copy(rows.extremes, static_cast<std::size_t>(g.n_kv_heads) * head_extreme_floats(g));
   for (const std::span<const double> sums : queries.mass) {
     layer.mass.emplace_back(sums.begin(), sums.end());
   }

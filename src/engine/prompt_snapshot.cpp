@@ -152,7 +152,7 @@ void SnapshotReader::fill_unit_mass(const PromptSnapshot::Layer& from) {
                 0.0);
     for (int h = 0; h < heads; ++h) {
       if (head_sums) {
-        add_head_sums(from, u * heads + h, mass);
+        add_head_sums(from, u * heads + h, h, mass);
         continue;
       }
       head_mass(from, u * heads + h, cache_.needs().prompt_rows, sums_);
@@ -165,8 +165,8 @@ void SnapshotReader::fill_unit_mass(const PromptSnapshot::Layer& from) {
   }
 }
 
-// records: [windows][2][n_heads], of whole layers.
-void SnapshotReader::add_head_sums(const PromptSnapshot::Layer& from, int head,
+// records: [windows][2][heads of the unit], where the head is number `at`.
+void SnapshotReader::add_head_sums(const PromptSnapshot::Layer& from, int head, int at,
                                    std::vector<double>& records) {
   const int n_sink = cache_.config().n_sink;
   const int window = cache_.geometry().window;
@@ -177,8 +177,8 @@ void SnapshotReader::add_head_sums(const PromptSnapshot::Layer& from, int head,
     double* record = records.data() + static_cast<std::size_t>((t - n_sink) / window) *
                                           head_record_floats(cache_.unit_geometry().n_heads);
     const double recent = recent_sums_[static_cast<std::size_t>(t)];
-    record[head] += std::max(0.0, sums_[static_cast<std::size_t>(t)] - recent);
-    record[heads + static_cast<std::size_t>(head)] += recent;
+    record[at] += std::max(0.0, sums_[static_cast<std::size_t>(t)] - recent);
+    record[heads + static_cast<std::size_t>(at)] += recent;
   }
 }
 

@@ -39,7 +39,7 @@ class PromptSnapshot {
     std::vector<float> q_probe;             // [probes][n_heads][D]
     std::vector<double> mean, covariance;   // of the queries before RoPE
     std::int64_t n_queries = 0;
-    std::vector<float> extremes;                          // range_extreme_floats(), or empty
+    std::vector<float> extremes;                          // PromptRows::extremes, or empty
     mutable std::vector<std::vector<float>> value_norms;  // [n_heads][n], or empty
   };
 
@@ -79,7 +79,8 @@ class SnapshotReader {
   void head_mass(const PromptSnapshot::Layer& from, int head, int counted,
                  std::vector<double>& sums) const;
   void fill_unit_mass(const PromptSnapshot::Layer& from);
-  void add_head_sums(const PromptSnapshot::Layer& from, int head, std::vector<double>& records);
+  void add_head_sums(const PromptSnapshot::Layer& from, int head, int at,
+                     std::vector<double>& records);
   Status fill_value_norms(const PromptSnapshot::Layer& from, int layer, const ValueNorms& norms);
 
   const PromptSnapshot& prompt_;

@@ -10,7 +10,6 @@
 
 #include "base/fp16.h"
 #include "engine/session.h"
-#include "kernels/codec.h"
 
 namespace qevict {
 namespace {
@@ -146,13 +145,15 @@ Status SessionImpl::prefill_synthetic(int n_tokens, int max_new, std::uint64_t s
                              : cache_->needs().mass    ? 1
                                                        : 0;
     // Nothing is further out: the largest entry of the table is 4.1.
-    std::vector<float> extremes(range_extreme_floats(g));
-    range_begin(g, extremes.data());
+    const std::size_t head_extremes = head_extreme_floats(g);
+    std::vector<float> extremes(static_cast<std::size_t>(g.n_kv_heads) * head_extremes);
     const std::vector<float> low(static_cast<std::size_t>(g.head_dim), -5.0F);
     const std::vector<float> high(low.size(), 5.0F);
     for (int h = 0; h < g.n_kv_heads; ++h) {
-      range_add(g, h, 1, low.data(), low.data(), extremes.data());
-      range_add(g, h, 1, high.data(), high.data(), extremes.data());
+      float* const of_head = extremes.data() + static_cast<std::size_t>(h) * head_extremes;
+      begin_head_extremes(g, of_head);
+      add_head_extremes(g, 1, low.data(), low.data(), of_head);
+      add_head_extremes(g, 1, high.data(), high.data(), of_head);
     }
     rows.extremes = extremes.data();
     for (std::vector<double>& unit : mass) {

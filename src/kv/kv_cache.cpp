@@ -88,7 +88,6 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Geometry& geometry, int n
                      " (policy): routes by KV head, which works with fused attention only; use "
                      "--attention fused");
   }
-  QE_CHECK(!policy.ladder || !per_head);
   if (policy.ladder && !config.fused_attention) {
     return bad_input(policy.name +
                      " (policy): works with fused attention only; use --attention "
@@ -198,6 +197,9 @@ PromptRows KvCache::rows_of_unit(const PromptRows& rows, int u) const {
   PromptRows unit = rows;
   unit.k += offset;
   unit.v += offset;
+  if (rows.extremes != nullptr) {
+    unit.extremes += u * unit_geometry_.n_kv_heads * head_extreme_floats(geometry_);
+  }
   return unit;
 }
 

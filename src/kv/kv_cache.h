@@ -81,8 +81,8 @@ struct PromptRows {
   int n_rows = 0;
   int n_sink_rows = 0;
   TokenPos region_begin = 0;
-  // Extremes of the prompt's keys before RoPE and of its values, sinks left out (range_add(),
-  // codec.h); null where the grids need none.
+  // [H]: extremes of the prompt's keys before RoPE and of its values, sinks left out
+  // (unit_range.h); null where the grids need none.
   const float* extremes = nullptr;
 };
 

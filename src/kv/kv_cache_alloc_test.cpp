@@ -35,10 +35,13 @@ TEST(KvCacheAllocations, AStepBetweenEventsMakesNone) {
   g.n_heads = 4;
   g.n_kv_heads = 2;
   g.head_dim = 8;
-  for (const Schedule schedule : {Schedule::EveryWindow, Schedule::Never}) {
+  const PolicySpec policies[] = {test_policy(Schedule::EveryWindow, false),
+                                 test_policy(Schedule::Never, false),
+                                 test_policy(Schedule::EveryWindow, false, false, true)};
+  for (const PolicySpec& policy : policies) {
     for (const int first : {3, 131}) {
       CacheConfig config;
-      Driver driver(g, 2, config, test_policy(schedule, false), 3);
+      Driver driver(g, 2, config, policy, 3);
       ASSERT_TRUE(driver.prompt(first, 300).has_value());
       KvCache& cache = driver.cache();
       const std::vector<float> row(8, 0.5F);
@@ -55,6 +58,20 @@ TEST(KvCacheAllocations, AStepBetweenEventsMakesNone) {
     }
   }
   EXPECT_GT(g_allocations, 0);
+}
+
+TEST(KvCacheAllocations, PlanningALadderReusesItsBuffers) {
+  std::vector<RungId> stored(500, kUnquantised);
+  std::vector<float> scores(500);
+  for (int i = 0; i < 500; ++i) scores[i] = static_cast<float>(i * 7919 % 500);
+  LadderPlan plan;
+  RoutingPlan routing;
+  plan_ladder(stored, scores, {{20, 100, 0, 50}}, plan);
+  routing.take(plan);
+  const long before = g_allocations;
+  plan_ladder(stored, scores, {{20, 100, 0, 50}}, plan);
+  routing.take(plan);
+  EXPECT_EQ(g_allocations, before);
 }
 
 TEST(KvCacheAllocations, PlanningReusesItsBuffers) {

@@ -42,12 +42,13 @@ void Driver::add_step_heads(LayerCache& unit, ModelUnit& m) {
   }
 }
 
-// Tokens [begin, end) as they were before RoPE; extremes: what they are on their own.
+// Tokens [begin, end) as they were before RoPE. extremes: what they are on their own is appended.
 void Driver::widen_range(ModelUnit& m, TokenPos begin, TokenPos end,
                          std::vector<float>* extremes) const {
   const Geometry grids = rung_geometry(g_, kMaxRungs - 1);
-  std::vector<float> own(range_extreme_floats(grids));
-  range_begin(grids, own.data());
+  const std::size_t of_head = head_extreme_floats(grids);
+  std::vector<float> own(of_head * g_.n_kv_heads);
+  for (int h = 0; h < g_.n_kv_heads; ++h) begin_head_extremes(grids, own.data() + h * of_head);
   const int d = g_.head_dim;
   for (TokenPos p = begin; p < end; ++p) {
     std::vector<float> cos(d / 2), sin(d / 2), k(d), v(d);
@@ -58,11 +59,11 @@ void Driver::widen_range(ModelUnit& m, TokenPos begin, TokenPos end,
         v[c] = fp16_to_fp32(m.v[p][h * d + c]);
       }
       rope_rotate(rope_, cos.data(), sin.data(), -1.0F, k.data());
-      range_add(grids, h, 1, k.data(), v.data(), own.data());
+      add_head_extremes(grids, 1, k.data(), v.data(), own.data() + h * of_head);
     }
   }
   m.range.widen(own.data());
-  if (extremes != nullptr) *extremes = own;
+  if (extremes != nullptr) extremes->insert(extremes->end(), own.begin(), own.end());
 }
 
 // first_local: of the local zone before the event, in a decode step; -1 after a prompt.
@@ -170,21 +171,33 @@ CacheConfig small_config(double budget, int window = 8) {
   return config;
 }
 
-PolicySpec ladder_policy() { return test_policy(Schedule::EveryWindow, false, false, true); }
+PolicySpec ladder_policy(bool per_head = false, bool by_loss = false) {
+  return test_policy(Schedule::EveryWindow, false, per_head, true, by_loss);
+}
 
 struct Scenario {
   const char* name;
   CacheConfig config;
   int first_prompt = 131;
+  bool per_head = false;
+  bool by_loss = false;
 };
 
 std::vector<Scenario> scenarios() {
-  std::vector<Scenario> all = {
-      {"int2", small_config(0.15)},         {"int3", small_config(0.3)},
-      {"int4_and_int8", small_config(0.5)}, {"window16", small_config(0.4, 16), 200},
-      {"one_token", small_config(0.2), 1},  {"inside_local", small_config(0.3), 11},
-      {"strict", small_config(0.4)},        {"compressed_late", small_config(1.0), 60},
-      {"all_rungs", small_config(1.0)},     {"uncompressed", small_config(1.0)}};
+  std::vector<Scenario> all = {{"int2", small_config(0.15)},
+                               {"int3", small_config(0.3)},
+                               {"int4_and_int8", small_config(0.5)},
+                               {"window16", small_config(0.4, 16), 200},
+                               {"one_token", small_config(0.2), 1},
+                               {"inside_local", small_config(0.3), 11},
+                               {"strict", small_config(0.4)},
+                               {"compressed_late", small_config(1.0), 60},
+                               {"all_rungs", small_config(1.0)},
+                               {"uncompressed", small_config(1.0)},
+                               {"heads", small_config(0.3), 131, true},
+                               {"loss", small_config(0.3), 131, false, true},
+                               {"loss_little", small_config(0.1), 131, false, true},
+                               {"loss_much", small_config(0.6), 131, false, true}};
   all[6].config.strict_budget = true;
   all[7].config.budget = {KvBudget::Unit::Tokens, 190};
   all[8].config.budget = {KvBudget::Unit::Tokens, 120};
@@ -195,7 +208,8 @@ class KvCacheLadder : public testing::TestWithParam<Scenario> {};
 
 TEST_P(KvCacheLadder, HoldsEveryInvariantAfterEachStepOfManyPrompts) {
   const Scenario& s = GetParam();
-  Driver driver(small_geometry(s.config.window), 2, s.config, ladder_policy(), 5);
+  Driver driver(small_geometry(s.config.window), 2, s.config, ladder_policy(s.per_head, s.by_loss),
+                5);
   const struct {
     int tokens, steps;
   } rounds[] = {{s.first_prompt, 70}, {40, 45}, {1, 30}, {90, 25}};

@@ -17,9 +17,9 @@
 
 namespace qevict {
 
-// ladder: with head records.
+// ladder: with head records; by_loss: its windows share bytes instead of slots.
 inline PolicySpec test_policy(Schedule schedule, bool key_norm, bool per_head = false,
-                              bool ladder = false) {
+                              bool ladder = false, bool by_loss = false) {
   struct TestScorer final : Scorer {
     bool norm, heads;
     TestScorer(bool n, bool h) : norm(n), heads(h) {}
@@ -34,8 +34,11 @@ inline PolicySpec test_policy(Schedule schedule, bool key_norm, bool per_head = 
     }
   };
   struct TestAllocator final : Allocator {
+    bool by_loss;
+    explicit TestAllocator(bool l) : by_loss(l) {}
     TierQuota quota(const BudgetPlan& plan, int, int) const override { return plan.quota; }
     LadderQuota ladder(const BudgetPlan& plan, int, int) const override {
+      if (by_loss) return ladder_bytes(plan.geometry, plan.history_bytes);
       return ladder_quota(
           plan.geometry, plan.history_bytes,
           ladder_windows(plan.context_tokens, plan.n_sink, plan.n_local, plan.geometry.window));
@@ -49,7 +52,9 @@ inline PolicySpec test_policy(Schedule schedule, bool key_norm, bool per_head = 
   policy.make_scorer = [=](const CacheConfig&) {
     return std::make_unique<TestScorer>(key_norm, ladder);
   };
-  policy.make_allocator = [](const CacheConfig&) { return std::make_unique<TestAllocator>(); };
+  policy.make_allocator = [=](const CacheConfig&) {
+    return std::make_unique<TestAllocator>(by_loss);
+  };
   return policy;
 }
 

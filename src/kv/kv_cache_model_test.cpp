@@ -84,7 +84,9 @@ void Driver::finish_layer(int layer) {
   rows.v = v.data();
   std::vector<float> extremes;
   if (ladder()) {
-    widen_range(models[0], std::max(n_, config_.n_sink), n, &extremes);
+    for (int u = 0; u < units; ++u) {
+      widen_range(models[u], std::max(n_, config_.n_sink), n, &extremes);
+    }
     rows.extremes = extremes.data();
   }
   std::vector<std::vector<double>> sums;

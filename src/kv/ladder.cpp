@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "base/check.h"
+#include "kv/ladder_loss.h"
 
 namespace qevict {
 namespace {
@@ -93,9 +94,19 @@ LadderQuota ladder_quota(const Geometry& g, std::int64_t free_bytes, std::int64_
   return as_many_as_fit(most_fit ? kInt3 : kInt2);
 }
 
+LadderQuota ladder_bytes(const Geometry& g, std::int64_t free_bytes) {
+  LadderQuota quota;
+  quota.bytes = std::max<std::int64_t>(0, free_bytes - ladder_range_bytes(g));
+  for (RungId rung = 0; rung < kMaxRungs; ++rung) {
+    quota.window_bytes[rung] = rung_window_bytes(g, rung);
+  }
+  return quota;
+}
+
 void plan_ladder(std::span<const RungId> stored, std::span<const float> scores,
                  const LadderQuota& quota, LadderPlan& plan) {
   QE_CHECK(stored.size() == scores.size());
+  if (quota.bytes >= 0) return plan_by_loss(stored, scores, quota, plan);
   plan.to.assign(stored.size(), kNoRung);
   plan.order.resize(stored.size());
   for (std::size_t i = 0; i < stored.size(); ++i) plan.order[i] = static_cast<std::int32_t>(i);

@@ -45,9 +45,11 @@ std::int64_t ladder_range_bytes(const Geometry& g);
 // Whether the window's rows of codes fill whole bytes on this rung.
 bool rung_fits(const Geometry& g, RungId rung);
 
-// Windows of each rung that one layer may hold.
+// What one layer may hold: so many windows of each rung, or bytes that its windows share.
 struct LadderQuota {
   std::array<std::int64_t, kMaxRungs> n{};
+  std::int64_t bytes = -1;  // not negative: precisions by expected loss (ladder_loss.h), without n
+  std::array<std::int64_t, kMaxRungs> window_bytes{};  // with bytes
   std::int64_t total() const;
   friend bool operator==(const LadderQuota&, const LadderQuota&) = default;
 };
@@ -69,16 +71,28 @@ std::int64_t ladder_windows(std::int64_t context_tokens, int n_sink, int n_local
 LadderQuota ladder_quota(const Geometry& g, std::int64_t free_bytes, std::int64_t n_windows,
                          int bits = 0);
 
+// The bytes for precisions by expected loss.
+LadderQuota ladder_bytes(const Geometry& g, std::int64_t free_bytes);
+
+// One window's way from a rung to a higher one.
+struct LadderStep {
+  double gain;  // by which the expected loss falls, for each byte
+  std::int32_t window;
+  RungId to;
+  std::int64_t bytes;
+};
+
 // The result of plan_ladder(), with storage that a plan used again does not allocate anew.
 struct LadderPlan {
   std::vector<RungId> to;           // parallel to the candidates; kNoRung = evicted
   std::vector<std::int32_t> order;  // scratch
+  std::vector<LadderStep> steps;    // scratch
 };
 
 // Rungs from high to low take the best of the candidates that are stored in at least their bits
 // (stored: kUnquantised or a rung); the lowest one takes any, and leaves those with fewer bits as
 // they are. Slots that a rung cannot fill are the next one's. The rest is evicted. Larger scores
-// are better, ties go to the lower index, NaN ranks last.
+// are better, ties go to the lower index, NaN ranks last. With quota.bytes: plan_by_loss().
 void plan_ladder(std::span<const RungId> stored, std::span<const float> scores,
                  const LadderQuota& quota, LadderPlan& plan);
 

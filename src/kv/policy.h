@@ -117,7 +117,7 @@ struct PolicySpec {
   Schedule schedule = Schedule::EveryWindow;
   bool per_head = false;  // windows are routed by KV head, not by layer (always so with Once)
   // Quantised windows stand on the rungs of kRungs, nothing compressed stays in Full, and bits only
-  // fall. By layer only.
+  // fall.
   bool ladder = false;
   // Checks CacheConfig::policy_parameters; empty: the policy has none of its own. What configure()
   // and make_...() are given has passed it.

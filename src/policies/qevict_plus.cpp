@@ -7,18 +7,20 @@
 namespace qevict {
 namespace {
 
-enum class Bits { ByBudget, Int2, Int3, Int4, Int8 };
+enum class Bits { ByLoss, ByBudget, Int2, Int3, Int4, Int8 };
 
 struct Options {
   int window = 8;
   int n_sink = 5;
-  int n_local = 8;
-  Bits bits = Bits::ByBudget;
+  int n_local = 4;
+  Bits bits = Bits::ByLoss;
+  bool strict = true;  // the budget holds between routing events, too
   void declare(Parameters& p) {
     p.integer("window", window, 8, 32);
     p.integer("n_sink", n_sink, 0, 1 << 20);
     p.integer("n_local", n_local, 0, 1 << 20);
-    p.choice("bits", bits, {"auto", "2", "3", "4", "8"});
+    p.choice("bits", bits, {"loss", "budget", "2", "3", "4", "8"});
+    p.flag("strict", strict);
   }
 };
 
@@ -31,6 +33,7 @@ void configure(CacheConfig& config) {
   config.quant_share = 1.0;
   config.quant_bits = 2;  // of the geometry; every rung has its own
   config.promotion = false;
+  if (options.strict) config.strict_budget = true;
 }
 
 class HeadShareScorer final : public Scorer {
@@ -44,20 +47,25 @@ class HeadShareScorer final : public Scorer {
 class LadderAllocator final : public Allocator {
  public:
   explicit LadderAllocator(const CacheConfig& config) : strict_(config.strict_budget) {
-    constexpr int kBits[] = {0, 2, 3, 4, 8};
-    bits_ = kBits[static_cast<int>(read_options<Options>(config).bits)];
+    constexpr int kBits[] = {0, 0, 2, 3, 4, 8};
+    const Bits bits = read_options<Options>(config).bits;
+    by_loss_ = bits == Bits::ByLoss;
+    bits_ = kBits[static_cast<int>(bits)];
   }
   TierQuota quota(const BudgetPlan&, int, int) const override { return {}; }
   LadderQuota ladder(const BudgetPlan& plan, int, int) const override {
     const Geometry& g = plan.geometry;
     const std::int64_t reserved = strict_ ? plan.reserved_tokens : ladder_window_tokens(g);
+    const std::int64_t free =
+        ladder_free_bytes(g, plan.total_tokens, plan.n_sink, plan.n_local, reserved);
+    if (by_loss_) return ladder_bytes(g, free);
     return ladder_quota(
-        g, ladder_free_bytes(g, plan.total_tokens, plan.n_sink, plan.n_local, reserved),
-        ladder_windows(plan.context_tokens, plan.n_sink, plan.n_local, g.window), bits_);
+        g, free, ladder_windows(plan.context_tokens, plan.n_sink, plan.n_local, g.window), bits_);
   }
 
  private:
   bool strict_;
+  bool by_loss_;
   int bits_;
 };
 
