@@ -44,15 +44,17 @@ std::vector<Variant> variants(const json& config) {
           {"R3_ceil_rule", ceil}};
 }
 
-// Names in the trace where they differ from ours; null: not in the trace.
+// Names in the trace where they differ from ours; null: no trace holds it.
 const char* trace_name(const char* field) {
   static const struct {
     const char* field;
     const char* name;
-  } table[] = {
-      {"share_full", "share_F"}, {"share_quantized", "share_Q"}, {"share_evicted", "share_E"},
-      {"cum_full", "cum_F"},     {"cum_quantized", "cum_Q"},     {"cum_evicted", "cum_E"},
-      {"rq_overlap", nullptr},   {"fmm_whole_windows", nullptr}, {"fmm_authors", nullptr}};
+  } table[] = {{"share_full", "share_F"},    {"share_quantized", "share_Q"},
+               {"share_evicted", "share_E"}, {"cum_full", "cum_F"},
+               {"cum_quantized", "cum_Q"},   {"cum_evicted", "cum_E"},
+               {"rq_overlap", nullptr},      {"fmm_whole_windows", nullptr},
+               {"fmm_authors", nullptr},     {"qsa_spearman", nullptr},
+               {"rq_step", nullptr}};
   for (const auto& entry : table) {
     if (std::string_view(field) == entry.field) return entry.name;
   }
@@ -112,54 +114,57 @@ void compare_revivals(Comparison& check, const std::string& name,
                       const std::array<Revivals, 4>& got, const json& want) {
   for (std::size_t i = 0; i < kRevivalLengths.size(); ++i) {
     const std::string m = "m" + std::to_string(kRevivalLengths[i]);
-    check.count(name + "." + m + ".eligible", got[i].eligible, want[m]["eligible"]);
-    check.count(name + "." + m + ".rescued", got[i].rescued, want[m]["rescued"]);
+    check.count(name + "." + m + ".eligible", got[i].eligible, want.at(m).at("eligible"));
+    check.count(name + "." + m + ".rescued", got[i].rescued, want.at(m).at("rescued"));
   }
 }
 
 void compare_events(Comparison& check, const PolicyDiagnostics& got, const json& want) {
   for (const DiagnosticField& field : diagnostic_fields()) {
     const char* name = trace_name(field.name);
-    if (name == nullptr || !want.contains(name)) continue;
-    if (want[name].size() != got.per_event.size()) {
-      return check.fail(fmt::format("{} events ({})", got.per_event.size(), want[name].size()));
+    if (name == nullptr) continue;
+    const json& events = want.at(name);
+    if (events.size() != got.per_event.size()) {
+      return check.fail(fmt::format("{} events ({})", got.per_event.size(), events.size()));
     }
     for (std::size_t e = 0; e < got.per_event.size(); ++e) {
-      check.value(fmt::format("event {} {}", e, name), got.per_event[e].*field.value,
-                  want[name][e]);
+      check.value(fmt::format("event {} {}", e, name), got.per_event[e].*field.value, events[e]);
     }
   }
 }
 
 CaseResult check_row(const DiagnosticsRow& row, const json& trace, const Bounds& bounds) {
-  const json& want = trace["diagnostics"][row.name];
+  const json& want = trace.at("diagnostics").at(row.name);
   Comparison check(bounds);
   for (const DiagnosticField& field : diagnostic_fields()) {
     const char* name = trace_name(field.name);
-    if (name != nullptr) check.value(name, row.diagnostics.mean.*field.value, want[name]);
+    if (name != nullptr) check.value(name, row.diagnostics.mean.*field.value, want.at(name));
   }
-  check.count("promotions", row.moves.promotions, want["promotions"]);
-  check.count("reactivations", row.moves.reactivations, want["reactivations"]);
-  check.count("first demotions", row.moves.first_demotions, want["first_quantisations"]);
-  compare_revivals(check, "policy", row.diagnostics.revivals, want["global_lir"]["policy_fp"]);
+  check.count("promotions", row.moves.promotions, want.at("promotions"));
+  check.count("reactivations", row.moves.reactivations, want.at("reactivations"));
+  check.count("first demotions", row.moves.first_demotions, want.at("first_quantisations"));
+  compare_revivals(check, "policy", row.diagnostics.revivals,
+                   want.at("global_lir").at("policy_fp"));
   // The trace has no oracle for single tokens.
   if (row.name != "R1") {
     compare_revivals(check, "oracle", row.diagnostics.oracle_revivals,
-                     want["global_lir"]["oracle"]);
+                     want.at("global_lir").at("oracle"));
   }
-  if (row.name == "R3") compare_events(check, row.diagnostics, trace["diagnostics_per_event_R3"]);
+  if (row.name == "R3")
+    compare_events(check, row.diagnostics, trace.at("diagnostics_per_event_R3"));
   if (row.name == "R3" && row.full_tier_only) {
-    const json& view = trace["diagnostics"]["R3_fp_only_view"];
-    check.value("Full only fmm", row.full_tier_only->fmm, view["fmm"]);
-    check.value("Full only fmm_per_head", row.full_tier_only->fmm_per_head, view["fmm_per_head"]);
+    const json& view = trace.at("diagnostics").at("R3_fp_only_view");
+    check.value("Full only fmm", row.full_tier_only->fmm, view.at("fmm"));
+    check.value("Full only fmm_per_head", row.full_tier_only->fmm_per_head,
+                view.at("fmm_per_head"));
   }
-  const double kl = want["mean_kl"];
+  const double kl = want.at("mean_kl");
   if (row.mean_kl() > bounds.kl * kl || row.mean_kl() < kl / bounds.kl) {
     check.fail(fmt::format("mean KL {:.4f} ({:.4f})", row.mean_kl(), kl));
   }
   return check.result("diagnostics of " + row.name,
                       fmt::format(", KL {:.4f} (trace {:.4f}), {} promotions ({})", row.mean_kl(),
-                                  kl, row.moves.promotions, want["promotions"].dump()));
+                                  kl, row.moves.promotions, want.at("promotions").dump()));
 }
 
 }  // namespace
