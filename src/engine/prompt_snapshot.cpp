@@ -25,8 +25,8 @@ Status SnapshotReader::check(const Model& model) {
       needs_of(cache_.needs(), cache_.selector_needs(), cache_.ladder(), cache_.config().n_sink);
   const CaptureOptions& has = prompt_.options_;
   const bool enough =
-      fill_probes(nullptr) && has.last_queries >= wanted.last_queries &&
-      (!wanted.mass || has.mass) && (!wanted.mass || has.mass_power == wanted.mass_power) &&
+      find_probes() && has.last_queries >= wanted.last_queries && (!wanted.mass || has.mass) &&
+      (!wanted.mass || has.mass_power == wanted.mass_power) &&
       (!wanted.key_range || (has.key_range && has.range_from == wanted.range_from)) &&
       (!wanted.query_moments || (has.query_moments && has.moments_from == wanted.moments_from));
   if (enough) return {};
@@ -54,7 +54,7 @@ Result<SnapshotReader::LayerInput> SnapshotReader::layer(int layer, const ValueN
   fill_last_queries(from);
   queries.n_last = std::min(needs.last_queries, prompt_.n_last_);
   queries.q_last = q_last_.data();
-  fill_probes(&from);
+  fill_probes(from);
   queries.probes = {probe_rows_, q_probe_.data()};
   if (needs.query_moments) {
     queries.moments = {from.mean.data(), from.covariance.data(), from.n_queries};
@@ -82,22 +82,24 @@ void SnapshotReader::fill_last_queries(const PromptSnapshot::Layer& from) {
   }
 }
 
-// False when the snapshot lacks a row. from: null: only looks.
-bool SnapshotReader::fill_probes(const PromptSnapshot::Layer* from) {
+// Once for all layers: which rows a codec draws hangs on the tokens it holds already, and a filled
+// layer's holds the prompt. False when the snapshot lacks a row.
+bool SnapshotReader::find_probes() {
   probe_rows_.clear();
-  q_probe_.clear();
-  if (cache_.codec(0) == nullptr) return true;
-  probe_rows_ = cache_.codec(0)->probe_rows(prompt_.n_tokens_);
+  if (cache_.codec(0) != nullptr) probe_rows_ = cache_.codec(0)->probe_rows(prompt_.n_tokens_);
+  return std::ranges::all_of(
+      probe_rows_, [&](int row) { return std::ranges::binary_search(prompt_.probes_, row); });
+}
+
+void SnapshotReader::fill_probes(const PromptSnapshot::Layer& from) {
   const auto width =
       static_cast<std::ptrdiff_t>(cache_.geometry().n_heads) * cache_.geometry().head_dim;
+  q_probe_.clear();
   for (const int row : probe_rows_) {
-    const auto at = std::ranges::lower_bound(prompt_.probes_, row);
-    if (at == prompt_.probes_.end() || *at != row) return false;
-    if (from == nullptr) continue;
-    const float* q = from->q_probe.data() + (at - prompt_.probes_.begin()) * width;
+    const auto at = std::ranges::lower_bound(prompt_.probes_, row) - prompt_.probes_.begin();
+    const float* q = from.q_probe.data() + at * width;
     q_probe_.insert(q_probe_.end(), q, q + width);
   }
-  return true;
 }
 
 void SnapshotReader::head_mass(const PromptSnapshot::Layer& from, int head, int counted,

@@ -69,12 +69,13 @@ class SnapshotReader {
     std::span<const PromptMass> mass;
     PromptQueries queries;
   };
-  // Valid until the next call. Errors: those of `norms`.
+  // After check(). Valid until the next call. Errors: those of `norms`.
   Result<LayerInput> layer(int layer, const ValueNorms& norms);
 
  private:
   void fill_last_queries(const PromptSnapshot::Layer& from);
-  bool fill_probes(const PromptSnapshot::Layer* from);
+  bool find_probes();
+  void fill_probes(const PromptSnapshot::Layer& from);
   // Column sums of one query head over the last `counted` rows; 0: over all.
   void head_mass(const PromptSnapshot::Layer& from, int head, int counted,
                  std::vector<double>& sums) const;
