@@ -65,6 +65,12 @@ struct Run {
   CacheStats kv;
 };
 
+// As the program's --threads takes it; 0: the engine's own choice.
+int threads_from_environment() {
+  const char* text = std::getenv("QEVICT_THREADS");
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
 Result<Run> run_along(Engine& engine, const json& trace, const std::string& policy) {
   const json& config = trace["config"];
   CacheConfig cache;
@@ -243,9 +249,11 @@ std::vector<CaseResult> check_trace(const json& trace, const std::string& file,
   }
   EngineOptions options;
   options.model_path = path;
+  const Bounds bounds = bounds_for(trace);
+  // A step of the small model is over before a second thread has heard of it.
+  options.n_threads = bounds.tiers_identical ? 1 : threads_from_environment();
   auto engine = Engine::load(options);
   if (!engine) return {{"trace", CaseResult::Outcome::Fail, engine.error().message}};
-  const Bounds bounds = bounds_for(trace);
   auto full = run_along(**engine, trace, "full");
   if (!full) return {{"full cache", CaseResult::Outcome::Fail, full.error().message}};
   auto qevict = run_along(**engine, trace, "qevict");
@@ -256,8 +264,8 @@ std::vector<CaseResult> check_trace(const json& trace, const std::string& file,
                                      check_scores(*qevict, trace, bounds),
                                      check_teacher_logits(*qevict, trace, bounds),
                                      check_promotions(*qevict, trace)};
-  // Minutes on a large model, and not yet settled: only when asked for.
-  if (std::getenv("QEVICT_SLOW_VECTORS") == nullptr) return results;
+  // Minutes on a large model: only when asked for.
+  if (!bounds.tiers_identical && std::getenv("QEVICT_SLOW_VECTORS") == nullptr) return results;
   for (CaseResult& r : check_diagnostics(**engine, trace, !bounds.tiers_identical)) {
     results.push_back(std::move(r));
   }
