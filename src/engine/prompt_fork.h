@@ -11,6 +11,18 @@
 
 namespace qevict {
 
+// Configurations that can share one captured prompt.
+struct PromptGroup {
+  std::vector<CacheConfig> configs;
+  std::vector<std::size_t> indexes;  // theirs in what was grouped
+  CaptureOptions capture;            // CaptureOptions::covering() of them
+};
+// In as few groups as come of joining the first that can take it. name(index), if given, stands
+// before an error that concerns one configuration. Errors: those of CaptureOptions::covering().
+Result<std::vector<PromptGroup>> group_prompts(
+    std::span<const CacheConfig> configs,
+    const std::function<std::string(std::size_t index)>& name = {});
+
 struct ForkedSession {
   std::unique_ptr<Session> session;
   std::span<const float> logits;  // after the prompt; valid until the session's next call

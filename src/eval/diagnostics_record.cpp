@@ -57,7 +57,7 @@ bool PolicyRecord::has_quantized() const {
   return false;
 }
 
-PolicyRecorder::PolicyRecorder(const KvCache& cache, int n_positions) {
+PolicyRecorder::PolicyRecorder(const KvCache& cache, const AttentionRecord& full) {
   record_.n_layers = cache.n_layers();
   record_.n_heads = cache.geometry().n_heads;
   record_.units_per_layer = cache.units_per_layer();
@@ -65,14 +65,21 @@ PolicyRecorder::PolicyRecorder(const KvCache& cache, int n_positions) {
   record_.window = cache.geometry().window;
   record_.quantized_accessible = cache.config().quantized_accessible;
   record_.units.resize(static_cast<std::size_t>(record_.n_layers) * record_.units_per_layer);
-  n_windows_ = ceil_div(std::max(0, n_positions - record_.n_sink), record_.window);
+  n_windows_ = ceil_div(std::max(0, full.n_positions() - record_.n_sink), record_.window);
   mass_.resize(static_cast<std::size_t>(record_.n_layers) * record_.n_heads * n_windows_);
+  for (int layer = 0; layer < record_.n_layers; ++layer) {
+    for (int h = 0; h < record_.n_heads; ++h) {
+      const std::span<const double> mass = full.prompt_mass(layer, h);
+      for (int i = record_.n_sink; i < full.n_prompt; ++i) {
+        mass_of(layer, h)[(i - record_.n_sink) / record_.window] += mass[i];
+      }
+    }
+  }
   open_.resize(record_.units.size());
   for (Open& open : open_) open.slot.resize(static_cast<std::size_t>(n_windows_), -1);
 }
 
 void PolicyRecorder::begin_step() {
-  in_prompt_ = false;
   for (std::vector<UnitEvent>& events : record_.units) {
     if (events.empty()) continue;
     UnitEvent& event = events.back();
@@ -86,7 +93,7 @@ void PolicyRecorder::on_windows(int layer, int head, std::span<const WindowId> i
   double* sums = mass_of(layer, head);
   for (std::size_t i = 0; i < ids.size(); ++i) sums[ids[i]] += mass[i];
   const std::size_t unit = unit_of(layer, head);
-  if (in_prompt_ || record_.units[unit].empty()) return;
+  if (record_.units[unit].empty()) return;
   UnitEvent& event = record_.units[unit].back();
   const std::size_t n = event.quantized.size();
   const std::size_t heads_left = record_.heads_per_unit() - head % record_.heads_per_unit();
@@ -105,7 +112,7 @@ void PolicyRecorder::on_run(int layer, int head, TokenPos first, int width,
     if (position >= 0) sums[position / record_.window] += mass[i];
   }
   std::vector<UnitEvent>& events = record_.units[unit_of(layer, head)];
-  if (in_prompt_ || events.empty() || first < events.back().local_begin) return;
+  if (events.empty() || first < events.back().local_begin) return;
   std::vector<float>& local = events.back().step_local;
   const int heads_left = record_.heads_per_unit() - head % record_.heads_per_unit();
   local[local.size() - heads_left] += std::accumulate(mass.begin(), mass.end(), 0.0F);

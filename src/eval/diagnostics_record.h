@@ -70,11 +70,11 @@ struct PolicyRecord {
   }
 };
 
-// Of any session; gets its trace and its mass.
+// Of any session; gets its trace, and its mass from the first decode step on.
 class PolicyRecorder final : public MassObserver {
  public:
-  // For a run of n_positions tokens in all.
-  PolicyRecorder(const KvCache& cache, int n_positions);
+  // A prompt's own attention is the full cache's, whatever the policy: its mass is `full`'s.
+  PolicyRecorder(const KvCache& cache, const AttentionRecord& full);
   // What follows belongs to the next decode step.
   void begin_step();
   void on_event(const LayerEvent& event);
@@ -102,7 +102,6 @@ class PolicyRecorder final : public MassObserver {
 
   PolicyRecord record_;
   int n_windows_ = 0;
-  bool in_prompt_ = true;
   std::vector<double> mass_;  // since the start: [n_layers][n_heads][n_windows_]
   std::vector<Open> open_;    // [units]
 };

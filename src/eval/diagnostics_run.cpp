@@ -6,6 +6,7 @@
 #include <new>
 
 #include "engine/perplexity.h"
+#include "engine/prompt_fork.h"
 
 namespace qevict {
 namespace {
@@ -34,87 +35,73 @@ CacheConfig full_cache() {
   return config;
 }
 
+// The full cache reads the prompt; sessions of policies are filled from captures of it.
 class Run {
  public:
   Run(Engine& engine, std::span<const TokenId> prompt, std::span<const TokenId> forced,
-      std::size_t n_sessions, const DiagnosticsOptions& options)
-      : engine_(engine),
-        prompt_(prompt),
-        forced_(forced),
-        n_sessions_(static_cast<double>(n_sessions)),
-        options_(options) {}
+      const DiagnosticsOptions& options)
+      : engine_(engine), prompt_(prompt), forced_(forced), options_(options) {}
 
-  int n_steps() const { return static_cast<int>(forced_.size()) - 1; }
-  int n_positions() const { return static_cast<int>(prompt_.size()) + n_steps(); }
-
-  // Decodes a new session along the tokens. open(session) comes before the prompt, before_step()
-  // before every step, after_step(step, logits) after it.
-  template <typename Open, typename Before, typename After>
-  Status decode(const CacheConfig& config, Open open, Before before_step, After after_step) {
-    auto session = engine_.create_session(config);
-    if (!session) return std::unexpected(session.error());
-    open(**session);
-    GenerateOptions prefill;
-    prefill.cancel = options_.cancel;
-    prefill.prefill_progress = [&](int done, int total) {
-      report(0.5 * static_cast<double>(done) / total);
-    };
-    auto logits = (*session)->prefill(prompt_, static_cast<int>(forced_.size()), prefill);
-    if (!logits) return std::unexpected(logits.error());
-    for (int step = 1; step <= n_steps(); ++step) {
-      if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed)) {
-        return interrupted("interrupted while decoding (Ctrl-C): run it again");
-      }
-      before_step();
-      logits = (*session)->decode(forced_[step - 1]);
-      if (!logits) return std::unexpected(logits.error());
-      allowed_.assign(logits->begin(), logits->end());
-      for (const TokenId token : options_.banned) allowed_[token] = kBanned;
-      after_step(step, allowed_);
-      report(0.5 + 0.5 * static_cast<double>(step) / n_steps());
-    }
-    ++done_;
-    return {};
-  }
+  // How often the prompt is read or the tokens are decoded.
+  void expect_passes(std::size_t n) { n_passes_ = static_cast<double>(n); }
 
   Status run_full(DiagnosticsReport& report) {
     const HParams& hp = engine_.hparams();
     recorder_ = std::make_unique<AttentionRecorder>(hp.n_layers, hp.n_heads,
                                                     static_cast<int>(prompt_.size()), n_steps());
     logits_.reserve(static_cast<std::size_t>(hp.n_vocab) * n_steps());
+    auto session = engine_.create_session(full_cache());
+    if (!session) return std::unexpected(session.error());
+    (*session)->set_observer(recorder_.get());
+    GenerateOptions prefill;
+    prefill.cancel = options_.cancel;
+    prefill.prefill_progress = [&](int done, int total) {
+      progress(static_cast<double>(done) / total);
+    };
+    const auto read = (*session)->prefill(prompt_, static_cast<int>(forced_.size()), prefill);
+    if (!read) return std::unexpected(read.error());
+    ++done_;
     return decode(
-        full_cache(), [&](Session& session) { session.set_observer(recorder_.get()); },
-        [&] { recorder_->begin_step(); },
+        **session, [&] { recorder_->begin_step(); },
         [&](int step, std::span<const float> logits) {
           logits_.insert(logits_.end(), logits.begin(), logits.end());
           report.full_nll.push_back(negative_log_likelihood(logits, forced_[step]));
         });
   }
 
-  Result<DiagnosticsRow> run_policy(const DiagnosticsCell& cell) {
+  Result<std::shared_ptr<const PromptSnapshot>> capture(CaptureOptions capture) {
+    capture.cancel = options_.cancel;
+    capture.progress = [&](int done, int total) { progress(static_cast<double>(done) / total); };
+    auto snapshot = engine_.capture_prompt(prompt_, capture);
+    ++done_;
+    return snapshot;
+  }
+
+  Result<DiagnosticsRow> run_policy(const DiagnosticsCell& cell, const PromptSnapshot& prompt) {
     DiagnosticsRow row;
     row.name = cell.name;
     row.config = cell.config;
-    std::unique_ptr<PolicyRecorder> recorder;
-    const KvCache* cache = nullptr;
-    PolicyRecord record;
-    const auto open = [&](Session& session) {
-      cache = &session.cache();
-      recorder = std::make_unique<PolicyRecorder>(*cache, n_positions());
-      if (cache->codec(0) != nullptr) return;  // keeps everything, routes nothing
-      session.set_observer(recorder.get());
-      session.set_trace([&](const LayerEvent& event) { recorder->on_event(event); });
-    };
+    auto session = engine_.create_session(cell.config);
+    if (!session) return std::unexpected(session.error());
+    const KvCache& cache = (*session)->cache();
+    PolicyRecorder recorder(cache, recorder_->record());
+    const bool routes = cache.codec(0) == nullptr;  // a codec keeps everything
+    if (routes) {
+      (*session)->set_trace([&](const LayerEvent& event) { recorder.on_event(event); });
+    }
+    const auto filled = (*session)->prefill(prompt, static_cast<int>(forced_.size()));
+    if (!filled) return std::unexpected(filled.error());
+    if (routes) (*session)->set_observer(&recorder);
     const auto after_step = [&](int step, std::span<const float> logits) {
       const std::span<const float> reference = full_logits(step);
       row.nll.push_back(negative_log_likelihood(logits, forced_[step]));
       row.kl.push_back(kl_divergence(reference, logits));
       row.same_top1 += (most_likely(reference) == most_likely(logits) ? 1.0 : 0.0) / n_steps();
-      if (step == n_steps()) record = recorder->finish(*cache);
     };
-    if (Status s = decode(cell.config, open, [&] { recorder->begin_step(); }, after_step); !s) {
+    if (Status s = decode(**session, [&] { recorder.begin_step(); }, after_step); !s) {
       return std::unexpected(s.error());
     }
+    const PolicyRecord record = recorder.finish(cache);
     row.moves = record.counters;
     row.diagnostics = diagnose(recorder_->record(), record);
     row.window = record.window;
@@ -124,19 +111,40 @@ class Run {
     return row;
   }
 
+  int n_steps() const { return static_cast<int>(forced_.size()) - 1; }
+
  private:
   std::span<const float> full_logits(int step) const {
     const std::size_t n = logits_.size() / n_steps();
     return std::span(logits_).subspan(n * (step - 1), n);
   }
-  void report(double of_session) {
-    if (options_.progress) options_.progress((done_ + of_session) / n_sessions_);
+  void progress(double of_pass) {
+    if (options_.progress) options_.progress((done_ + of_pass) / n_passes_);
+  }
+  // Along the forced tokens. before_step() comes before every step, after_step(step, logits) after
+  // it.
+  template <typename Before, typename After>
+  Status decode(Session& session, Before before_step, After after_step) {
+    for (int step = 1; step <= n_steps(); ++step) {
+      if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed)) {
+        return interrupted("interrupted while decoding (Ctrl-C): run it again");
+      }
+      before_step();
+      const auto logits = session.decode(forced_[step - 1]);
+      if (!logits) return std::unexpected(logits.error());
+      allowed_.assign(logits->begin(), logits->end());
+      for (const TokenId token : options_.banned) allowed_[token] = kBanned;
+      after_step(step, allowed_);
+      progress(static_cast<double>(step) / n_steps());
+    }
+    ++done_;
+    return {};
   }
 
   Engine& engine_;
   std::span<const TokenId> prompt_, forced_;
-  double n_sessions_;
   const DiagnosticsOptions& options_;
+  double n_passes_ = 1.0;
   int done_ = 0;
   std::unique_ptr<AttentionRecorder> recorder_;
   std::vector<float> logits_;   // of the full cache: [n_steps][n_vocab]
@@ -188,16 +196,26 @@ Result<DiagnosticsReport> run_diagnostics(Engine& engine, std::span<const TokenI
   }
   try {
     DiagnosticsReport report;
-    Run run(engine, prompt, forced, cells.size() + 1, options);
+    std::vector<CacheConfig> configs;
+    for (const DiagnosticsCell& cell : cells) configs.push_back(cell.config);
+    auto groups = group_prompts(configs, [&](std::size_t i) { return cells[i].name; });
+    if (!groups) return std::unexpected(groups.error());
+    Run run(engine, prompt, forced, options);
+    run.expect_passes(2 + groups->size() + cells.size());
     report.n_layers = engine.hparams().n_layers;
     report.n_heads = engine.hparams().n_heads;
     report.prompt_tokens = static_cast<int>(prompt.size());
     report.decode_steps = run.n_steps();
     if (Status s = run.run_full(report); !s) return std::unexpected(s.error());
-    for (const DiagnosticsCell& cell : cells) {
-      Result<DiagnosticsRow> row = run.run_policy(cell);
-      if (!row) return std::unexpected(row.error());
-      report.rows.push_back(std::move(*row));
+    report.rows.resize(cells.size());
+    for (PromptGroup& group : *groups) {
+      const auto snapshot = run.capture(std::move(group.capture));
+      if (!snapshot) return std::unexpected(snapshot.error());
+      for (const std::size_t i : group.indexes) {
+        Result<DiagnosticsRow> row = run.run_policy(cells[i], **snapshot);
+        if (!row) return std::unexpected(row.error());
+        report.rows[i] = std::move(*row);
+      }
     }
     return report;
   } catch (const std::bad_alloc&) {

@@ -53,10 +53,11 @@ struct DiagnosticsReport {
   std::vector<DiagnosticsRow> rows;
 };
 
-// Reads `prompt`, then decodes along `forced`, whose last token is only predicted. Memory: a float
-// for each layer, query head, step and position, and the full cache's logits of all steps. Errors:
-// BadInput (materialised attention, the pnorm ranker, an empty prompt, fewer than 2 forced tokens),
-// the sessions' own, Interrupted.
+// Reads `prompt` once for the full cache and once for all policies, then decodes along `forced`,
+// whose last token is only predicted. Memory: a float for each layer, query head, step and
+// position, the full cache's logits of all steps, and a PromptSnapshot. Errors: BadInput
+// (materialised attention, the pnorm ranker, an empty prompt, fewer than 2 forced tokens), the
+// sessions' own, Interrupted.
 Result<DiagnosticsReport> run_diagnostics(Engine& engine, std::span<const TokenId> prompt,
                                           std::span<const TokenId> forced,
                                           std::span<const DiagnosticsCell> cells,
