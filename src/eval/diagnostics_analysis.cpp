@@ -273,6 +273,7 @@ std::vector<WindowId> LayerAnalysis::best_windows(const CumulativeAttention& att
 }
 
 void LayerAnalysis::count_spells(PolicyDiagnostics& out) const {
+  if (!policy_.has_full_tier) return;
   for (int u = 0; u < policy_.units_per_layer; ++u) {
     const std::vector<UnitEvent>& events = policy_.unit(layer_, u);
     if (events.empty()) continue;

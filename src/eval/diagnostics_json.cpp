@@ -98,6 +98,7 @@ DiagnosticsJson to_json(const DiagnosticsReport& report, const DiagnosticsRow& r
               {"reactivations", row.moves.reactivations},
               {"first_demotions", row.moves.first_demotions},
               {"evictions", row.moves.evictions},
+              {"lowerings", row.moves.lowerings},
               {"nll_mean", value(row.mean_nll())},
               {"nll_mean_full", value(defined_mean(report.full_nll))},
               {"kl_mean", value(row.mean_kl())},

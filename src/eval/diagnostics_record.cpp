@@ -64,6 +64,7 @@ PolicyRecorder::PolicyRecorder(const KvCache& cache, const AttentionRecord& full
   record_.n_sink = cache.config().n_sink;
   record_.window = cache.geometry().window;
   record_.quantized_accessible = cache.config().quantized_accessible;
+  record_.has_full_tier = !cache.ladder();
   record_.units.resize(static_cast<std::size_t>(record_.n_layers) * record_.units_per_layer);
   n_windows_ = ceil_div(std::max(0, full.n_positions() - record_.n_sink), record_.window);
   mass_.resize(static_cast<std::size_t>(record_.n_layers) * record_.n_heads * n_windows_);

@@ -59,6 +59,7 @@ struct PolicyRecord {
   int n_sink = 0, window = 1;
   std::int64_t full_quota = 0;  // windows that Full may hold
   bool quantized_accessible = true;
+  bool has_full_tier = true;                  // false: a ladder, whose windows are all quantised
   std::vector<std::vector<UnitEvent>> units;  // [n_layers * units_per_layer][events]
   CacheCounters counters;
 

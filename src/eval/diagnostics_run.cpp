@@ -105,7 +105,7 @@ class Run {
     row.moves = record.counters;
     row.diagnostics = diagnose(recorder_->record(), record);
     row.window = record.window;
-    if (record.quantized_accessible && record.has_quantized()) {
+    if (record.has_full_tier && record.quantized_accessible && record.has_quantized()) {
       row.full_tier_only = diagnose(recorder_->record(), record, false).mean;
     }
     return row;

@@ -39,7 +39,8 @@ struct DiagnosticsRow {
   int window = 0;
   CacheCounters moves;  // summed over layers
   PolicyDiagnostics diagnostics;
-  // The same sets, as if Quantized had been out of reach; of policies that read it.
+  // The same sets, as if Quantized had been out of reach; of policies that read it and have a Full
+  // tier beside it.
   std::optional<DiagnosticValues> full_tier_only;
   std::vector<double> nll, kl;  // nats, by decode step; kl from the full cache
   double same_top1 = 0.0;       // share of steps with the full cache's most likely token

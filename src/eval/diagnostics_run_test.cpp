@@ -180,6 +180,28 @@ TEST_F(DiagnosticsRun, ReadsEveryPolicy) {
   }
 }
 
+TEST_F(DiagnosticsRun, ALadderHasNoFullTierToReturnTo) {
+  CacheConfig ladder = config(0.2);
+  ladder.policy = "qevict+";
+  const std::vector<DiagnosticsCell> cells = {{"qevict+", ladder}, {"qevict", config(0.2)}};
+  const auto report = run_diagnostics(*engine_, tokens(240, 0), tokens(41, 5), cells);
+  ASSERT_TRUE(report) << report.error().message;
+  const PolicyDiagnostics& d = report->rows[0].diagnostics;
+  EXPECT_EQ(d.mean.share_full, 0.0);
+  EXPECT_EQ(d.mean.cum_full, 0.0);
+  EXPECT_GT(d.mean.share_quantized, 0.1);
+  EXPECT_GT(d.mean.qsa, 0.9);
+  EXPECT_GT(d.mean.rq_fidelity, 0.5);
+  EXPECT_LE(d.mean.rq_fidelity, 1.0);
+  EXPECT_GT(d.mean.fmm, 0.0);
+  EXPECT_LT(d.mean.fmm, report->rows[1].diagnostics.mean.fmm);  // more windows in as many bytes
+  EXPECT_TRUE(std::isnan(d.revivals[2].rate()));
+  EXPECT_TRUE(std::isnan(d.oracle_revivals[2].rate()));
+  EXPECT_FALSE(report->rows[0].full_tier_only);
+  EXPECT_FALSE(std::isnan(report->rows[1].diagnostics.revivals[2].rate()));
+  EXPECT_TRUE(report->rows[1].full_tier_only);
+}
+
 TEST_F(DiagnosticsRun, RefusesWhatItCannotRead) {
   CacheConfig materialised = config(0.5);
   materialised.fused_attention = false;
