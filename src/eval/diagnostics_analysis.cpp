@@ -247,11 +247,13 @@ DiagnosticValues LayerAnalysis::event(std::size_t e, std::span<HeadDiagnostics> 
   std::vector<HeadEvent> events;
   for (int h = 0; h < policy_.n_heads; ++h) {
     events.push_back(head_event(h / policy_.heads_per_unit(), h, e));
-    heads[h].fmm.push_back(missed(events.back().next));
-    heads[h].qsa.push_back(mass_agreement(events.back().policy, events.back().full).cosine);
+    const HeadEvent& head = events.back();
+    heads[h].fmm.push_back(missed(head.next));
+    heads[h].qsa.push_back(read_quantized_ ? mass_agreement(head.policy, head.full).cosine
+                                           : kUndefined);
   }
   DiagnosticValues values = mass_values(events, step);
-  if (policy_.quantized_accessible && read_quantized_) add_agreement(events, values);
+  if (read_quantized_) add_agreement(events, values);
   if (e > 0) values.churn = churn(e);
   return values;
 }

@@ -146,6 +146,10 @@ TEST_F(DiagnosticsRun, PaperVariantsMissMoreWhereLessIsReached) {
   EXPECT_GT(row("R3").full_tier_only->fmm, row("R3").diagnostics.mean.fmm);
   EXPECT_GT(row("R3 Full tier only, executed").diagnostics.mean.fmm,
             row("R3").diagnostics.mean.fmm);
+  // What is never read has no mass to agree about.
+  EXPECT_TRUE(std::isnan(row("R3 Full tier only, executed").diagnostics.mean.qsa));
+  EXPECT_TRUE(std::isnan(row("R3 Full tier only, executed").diagnostics.worst_head_qsa()));
+  EXPECT_GT(row("R3").diagnostics.worst_head_qsa(), 0.0);
   EXPECT_EQ(row("R3 without promotion").moves.promotions, 0);
   EXPECT_EQ(row("R1").moves.first_demotions, 0);
 }
