@@ -61,13 +61,19 @@ const char* trace_name(const char* field) {
   return field;
 }
 
-// The vectors' README: values within `value`, counts within `count`. Ratios of small masses, which
-// go beyond 1, are compared as ratios. Mean KL: within a factor; with rounded activations a wide
-// one, because a window that just stays or just goes decides a few steps, and these the mean (the
-// needle prompt of the 0.5B: 0.067 to 0.19 between this program's own instruction sets).
+// The vectors' README: values within `value`, counts within `count`, mean KL within a factor.
+// Ratios of small masses, which go beyond 1, are compared as ratios.
+//
+// Two of these, of the mass of only the steps between two events, hang on which window was where,
+// and with rounded activations a third of the layers' sets differ in a window: `interval`. The same
+// models with their weights as fp32 agree within 0.014 there, too, and within 0.01 in all else.
 struct Bounds {
-  double value, count, kl;
+  double value, interval, count, kl;
 };
+
+bool is_interval_ratio(std::string_view name) {
+  return name.ends_with("rq_interval") || name.ends_with("rq_rescaled");
+}
 
 class Comparison {
  public:
@@ -81,7 +87,8 @@ class Comparison {
     }
     const double expected = want.get<double>();
     const double error = std::fabs(got - expected) / std::max(1.0, std::fabs(expected));
-    if (!(error <= bounds_.value)) fail(fmt::format("{} {:.4f} ({:.4f})", name, got, expected));
+    if (!(error <= (is_interval_ratio(name) ? bounds_.interval : bounds_.value)))
+      fail(fmt::format("{} {:.4f} ({:.4f})", name, got, expected));
     if (error > worst_) {
       worst_ = error;
       worst_name_ = name;
@@ -179,7 +186,8 @@ std::vector<CaseResult> check_diagnostics(Engine& engine, const json& trace,
       run_diagnostics(engine, trace["prompt"]["ids"].get<std::vector<TokenId>>(),
                       trace["full"]["ids"].get<std::vector<TokenId>>(), cells, options);
   if (!report) return {{"diagnostics", CaseResult::Outcome::Fail, report.error().message}};
-  const Bounds bounds = int8_activations ? Bounds{0.02, 0.3, 3.0} : Bounds{0.01, 0.1, 1.1};
+  const Bounds bounds =
+      int8_activations ? Bounds{0.02, 0.1, 0.3, 1.15} : Bounds{0.01, 0.01, 0.1, 1.1};
   std::vector<CaseResult> results;
   for (const DiagnosticsRow& row : report->rows) results.push_back(check_row(row, trace, bounds));
   return results;

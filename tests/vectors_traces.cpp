@@ -264,7 +264,7 @@ std::vector<CaseResult> check_trace(const json& trace, const std::string& file,
                                      check_scores(*qevict, trace, bounds),
                                      check_teacher_logits(*qevict, trace, bounds),
                                      check_promotions(*qevict, trace)};
-  // Minutes on a large model: only when asked for.
+  // A large trace takes a minute and a half of one core: only when asked for.
   if (!bounds.tiers_identical && std::getenv("QEVICT_SLOW_VECTORS") == nullptr) return results;
   for (CaseResult& r : check_diagnostics(**engine, trace, !bounds.tiers_identical)) {
     results.push_back(std::move(r));
