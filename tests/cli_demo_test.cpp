@@ -12,7 +12,7 @@ TEST_F(CliDemo, ShowsThePoliciesAndTheirTierMaps) {
   const CliResult r = cli({"demo"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
   for (const char* part :
-       {"full cache", "eviction only, 20 %", "qevict, 10 %", "qevict, 20 %", "the code of ",
+       {"full cache", "eviction only, 20 %", "qevict, 20 %", "qevict+, 10 %", "the code of ",
         "accuracy", "tok/s", "Quantized", "evicted", "qqqq", "FFFF", "...."}) {
     EXPECT_NE(r.out.find(part), std::string::npos) << part << "\n" << r.out;
   }

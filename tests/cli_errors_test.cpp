@@ -107,10 +107,16 @@ TEST_F(CliErrors, Cache) {
   for (const char* budget : {"3", "-1", "0", "nan", "much", "20%%", "12parsecs", "1.5"}) {
     expect_names(run_fails(2, {"-p", "a", "--kv-budget", budget}), {"kv_budget"});
   }
-  // Sinks, local zone and one window are 45 tokens of 512 bytes.
-  expect_names(run_fails(2, {"-p", long_text(60), "--kv-budget", "64B"}), {"kv_budget", "23040B"});
-  expect_names(run_fails(2, {"-p", long_text(60), "--kv-budget", "10tok"}), {"kv_budget", "45tok"});
+  // Sinks, local zone, a window and what waits for one are 26 tokens of 512 bytes.
+  expect_names(run_fails(2, {"-p", long_text(60), "--kv-budget", "64B"}), {"kv_budget", "13312B"});
+  expect_names(run_fails(2, {"-p", long_text(60), "--kv-budget", "10tok"}), {"kv_budget", "26tok"});
   expect_names(run_fails(2, {"-p", "a", "--policy", "magic"}), {"'magic'", "qevict", "full"});
+  // Options that a policy does not know are not left unused; without one they mean qevict.
+  expect_names(run_fails(2, {"-p", "a", "--policy", "qevict+", "--quant-bits", "4"}),
+               {"qevict+", "--quant-bits"});
+  expect_names(run_fails(2, {"-p", "a", "--policy", "snapkv", "--sinks", "4"}),
+               {"snapkv", "--sinks"});
+  expect_names(run_fails(2, {"-p", "a", "--policy", "qevict+", "--window", "7"}), {"window", "7"});
   expect_names(run_fails(2, {"-p", "a", "--policy", "qevict:colour=red"}), {"'colour'", "window"});
   expect_names(run_fails(2, {"-p", "a", "--policy", "qevict:window"}), {"window=VALUE"});
   expect_names(run_fails(2, {"-p", "a", "--policy", "qevict:window=wide"}), {"'wide'", "window"});

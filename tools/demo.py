@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--document", default=os.path.join(ROOT, "demo", "document.txt"))
     parser.add_argument("--question", default=os.path.join(ROOT, "demo", "question.txt"))
-    parser.add_argument("--kv-budget", default="0.2")
+    parser.add_argument("--kv-budget", default="0.1")
     parser.add_argument("--eviction-only", action="store_true",
                         help="a third run: the same bytes, but windows are kept or dropped")
     parser.add_argument("--predict", type=int, default=64, help="most tokens of an answer")
@@ -108,11 +108,13 @@ def main():
             options.question == os.path.join(own, "question.txt"))
     expected = json.loads(read(os.path.join(own, "expected.json"))) if ours else []
 
-    budget = ["--policy", "qevict", "--kv-budget", options.kv_budget]
+    budget = ["--policy", "qevict+", "--kv-budget", options.kv_budget]
     runs = [("full cache", ["--policy", "full"]),
-            ("qevict, budget " + options.kv_budget, budget)]
+            ("qevict+, budget " + options.kv_budget, budget)]
     if options.eviction_only:
-        runs.append(("eviction only, " + options.kv_budget, budget + ["--quant-share", "0"]))
+        runs.append(("eviction only, " + options.kv_budget,
+                     ["--policy", "qevict", "--quant-share", "0",
+                      "--kv-budget", options.kv_budget]))
     with tempfile.TemporaryDirectory() as folder:
         prompt_file = os.path.join(folder, "prompt.txt")
         with open(prompt_file, "w", encoding="utf-8") as file:

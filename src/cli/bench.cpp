@@ -20,11 +20,11 @@ struct KindInfo {
 };
 constexpr KindInfo kKinds[] = {
     {BenchKind::Decode, "decode", "time of a token at given depths",
-     "--depths 0,4K,16K --policies full,qevict --kv-budget 0.2", bench_decode},
+     "--depths 0,4K,16K --policies full,qevict+ --kv-budget 0.2", bench_decode},
     {BenchKind::Prefill, "prefill", "time of a prompt of given lengths",
-     "--depths 512,4K --policies full,qevict --kv-budget 0.2", bench_prefill},
+     "--depths 512,4K --policies full,qevict+ --kv-budget 0.2", bench_prefill},
     {BenchKind::Batch, "batch", "many sequences decoded together",
-     "--batch 32 --prompt 256 --gen 1024 --policies full,qevict", bench_batch},
+     "--batch 32 --prompt 256 --gen 1024 --policies full,qevict+", bench_batch},
 };
 
 const KindInfo& info(BenchKind kind) { return *std::ranges::find(kKinds, kind, &KindInfo::kind); }
@@ -102,6 +102,7 @@ Status fit_depths(BenchArgs& args, const Engine& engine, const Console& console)
 
 Result<int> bench(BenchArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
+  if (args.policies.empty()) args.policies = {"full", args.common.policy_text};
   args.policies = join_parameters(std::move(args.policies));
   if (Status s = check_cells(args); !s) return std::unexpected(s.error());
   const Console console(args.common.quiet);
@@ -155,7 +156,7 @@ void add_kind(CLI::App& parent, const KindInfo& kind, int& exit_code) {
   } else {
     add_depth_options(*command, *args);
   }
-  command->add_option("--policies,--policy", args->policies, "policies to measure [full,qevict]")
+  command->add_option("--policies,--policy", args->policies, "policies to measure [full,qevict+]")
       ->delimiter(',')
       ->type_name("NAME,...");
   if (kind.kind != BenchKind::Prefill) {
@@ -181,7 +182,7 @@ void add_kind(CLI::App& parent, const KindInfo& kind, int& exit_code) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "measure speed: JSON lines");
   command->require_subcommand(1);
-  command->footer("Example:\n  qevict bench decode --depths 0,4K --policies full,qevict -n 32");
+  command->footer("Example:\n  qevict bench decode --depths 0,4K --policies full,qevict+ -n 32");
   for (const KindInfo& kind : kKinds) add_kind(*command, kind, exit_code);
   add_bench_kernels(*command, exit_code);
 }

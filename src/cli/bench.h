@@ -18,9 +18,9 @@ enum class BenchKind : std::uint8_t { Decode, Prefill, Batch };
 struct BenchArgs {
   BenchKind kind = BenchKind::Decode;
   CommonOptions common;
-  std::vector<std::string> policies = {"full", "qevict"};
-  std::vector<int> depths;  // tokens in front of the measured ones; prompt lengths
-  int n = 0;                // measured steps; repetitions of a prompt
+  std::vector<std::string> policies;  // none named: full and the default policy
+  std::vector<int> depths;            // tokens in front of the measured ones; prompt lengths
+  int n = 0;                          // measured steps; repetitions of a prompt
   std::vector<int> batches = {32};
   bool synthetic_cache = false;
 };

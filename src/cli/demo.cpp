@@ -46,8 +46,9 @@ Result<std::vector<Row>> make_rows(const DemoArgs& args) {
   std::vector<std::pair<std::string, std::string>> wanted = {
       {"full cache", "full"},
       {"eviction only, 20 %", "qevict:kv_budget=0.2,quant_share=0"},
-      {"qevict, 10 %", "qevict:kv_budget=0.1"},
-      {"qevict, 20 %", "qevict:kv_budget=0.2"}};
+      {"qevict, 20 %", "qevict:kv_budget=0.2"},
+      {"qevict+, 10 %", "qevict+:kv_budget=0.1"},
+      {"qevict+, 20 %", "qevict+:kv_budget=0.2"}};
   if (!args.policies.empty()) wanted.clear();
   for (const std::string& policy : args.policies) wanted.emplace_back(policy, policy);
   std::vector<Row> rows;

@@ -26,7 +26,7 @@ struct EvalArgs {
   CommonOptions common;
   TaskOptions task;
   std::vector<std::string> tasks;
-  std::vector<std::string> policies = {"full", "qevict"};
+  std::vector<std::string> policies;  // none named: full and the default policy
   std::vector<std::string> budgets = {"0.2"};
   std::vector<std::string> merge;
   std::string out, shard = "0/1", protocol = "whole";
@@ -48,6 +48,7 @@ Result<Plan> make_plan(EvalArgs& args) {
   if (args.tasks.empty()) return bad_input("no tasks (--tasks): name at least one");
   if (args.out.empty()) return bad_input("no folder for the results (--out): give one");
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
+  if (args.policies.empty()) args.policies = {"full", args.common.policy_text};
   std::vector<std::string> names;
   for (const std::string& group : args.tasks) {
     for (std::string& name : expand_task(group, args.task)) names.push_back(std::move(name));
@@ -245,7 +246,7 @@ void add_what(CLI::App& app, EvalArgs& args) {
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group(group);
-  app.add_option("--policies,--policy", args.policies, "policies [full,qevict]")
+  app.add_option("--policies,--policy", args.policies, "policies [full,qevict+]")
       ->delimiter(',')
       ->type_name("NAME[:key=value,...],...")
       ->group(group);
@@ -304,7 +305,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   command->footer(
       "The answers of all policies and budgets to a sample are decoded side by side: their caches\n"
       "are in memory together. docs/evaluation.md describes the files and the rules.\n"
-      "Example:\n  qevict eval --tasks file:mine.jsonl --policies full,qevict --budgets 0.1,0.2 "
+      "Example:\n  qevict eval --tasks file:mine.jsonl --policies full,qevict+ --budgets 0.1,0.2 "
       "--out result");
   command->callback([args, &exit_code] {
     const Result<int> code = eval(*args);

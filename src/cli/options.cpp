@@ -220,8 +220,8 @@ void add_model_options(CLI::App& app, CommonOptions& o) {
 
 void add_policy_option(CLI::App& app, CommonOptions& o) {
   app.add_option("--policy", o.policy_text,
-                 "what decides about the cache, with its parameters; `qevict policies` lists them "
-                 "[qevict]")
+                 "what decides about the cache, with its parameters; `qevict policies` lists them\n"
+                 "[qevict+; qevict with an option below that only it has]")
       ->type_name("NAME[:key=value,...]")
       ->envname("QEVICT_POLICY")
       ->group("Cache");
@@ -323,6 +323,37 @@ std::vector<std::string> join_parameters(std::vector<std::string> policies) {
   return joined;
 }
 
+namespace {
+
+// Options before a policy that has parameters of its own: those it knows by the same name are its
+// parameters, unless they were given with it; others would be left unused.
+Status hand_over_options(CommonOptions& o) {
+  const PolicySpec& policy = *find_policy(o.cache.policy);
+  if (!policy.check_parameters) return {};
+  const std::vector<std::string_view> known = policy_keys(policy);
+  for (const auto& [row, text] : o.typed) {
+    if (row->every_policy) continue;
+    if (std::ranges::find(known, row->key) == known.end()) {
+      return bad_input(fmt::format("policy {} does not know {} (--policy): leave it out",
+                                   policy.name, row->flag));
+    }
+    std::vector<PolicyParameter>& given = o.cache.policy_parameters;
+    if (std::ranges::find(given, row->key, &PolicyParameter::key) == given.end()) {
+      given.push_back({std::string(row->key), text});
+    }
+  }
+  return policy.check_parameters(o.cache);
+}
+
+}  // namespace
+
+std::string default_policy(const CommonOptions& o) {
+  const bool only_qevict = std::ranges::any_of(o.typed, [](const auto& option) {
+    return !option.first->every_policy || option.second == "materialised";
+  });
+  return only_qevict ? "qevict" : "qevict+";
+}
+
 Status finish_options(CommonOptions& o) {
   o.engine.repack = !o.no_repack;
   o.engine.rewrite = o.rewrite_text == "always"  ? WeightRewrite::Always
@@ -333,7 +364,9 @@ Status finish_options(CommonOptions& o) {
   for (const auto& [row, text] : o.typed) {
     if (Status s = row->set(o.cache, text); !s) return s;
   }
+  if (o.policy_text.empty()) o.policy_text = default_policy(o);
   if (Status s = apply_policy(o.policy_text, o.cache); !s) return s;
+  if (Status s = hand_over_options(o); !s) return s;
   if (std::ranges::find(o.generate.stop, "") != o.generate.stop.end()) {
     return bad_input("the stop text is empty (--stop): give at least one character");
   }

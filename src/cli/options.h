@@ -41,7 +41,7 @@ struct CommonOptions {
   bool json = false;
 
   // As typed; finish_options() turns them into `cache`.
-  std::string policy_text = "qevict";
+  std::string policy_text;  // empty: finish_options() puts default_policy() here
   std::vector<std::pair<const CacheOption*, std::string>> typed;
 };
 
@@ -54,6 +54,8 @@ void add_sampling_options(CLI::App& app, CommonOptions& options);
 void add_quiet_option(CLI::App& app, CommonOptions& options);
 void add_json_option(CLI::App& app, CommonOptions& options);
 
+// The policy where none is named: qevict+, or qevict if an option was typed that only it has.
+std::string default_policy(const CommonOptions& options);
 // Parses what was typed: the cache options, then the policy with its parameters (which win).
 Status finish_options(CommonOptions& options);
 // "NAME" or "NAME:key=value,..." into config.

@@ -21,7 +21,7 @@ struct PerplexityArgs {
   PerplexityOptions options;
   std::vector<std::string> files, prompt_tokens, forced_tokens;
   bool parse_special = false, diagnostics = false, details = false;
-  std::vector<std::string> policies = {"full", "qevict"};
+  std::vector<std::string> policies;  // none named: full and the default policy
   std::vector<std::string> budgets = {"0.2"};
 
   bool given(const std::string& option) const { return app->count(option) > 0; }
@@ -185,6 +185,7 @@ Status diagnose(Engine& engine, const PerplexityArgs& args, const std::vector<In
 
 Result<int> perplexity(PerplexityArgs& args) {
   if (Status s = finish_options(args.common); !s) return std::unexpected(s.error());
+  if (args.policies.empty()) args.policies = {"full", args.common.policy_text};
   const Result<std::vector<Contender>> contenders =
       make_contenders(args.common.cache, args.policies, args.budgets);
   if (!contenders) return std::unexpected(contenders.error());
@@ -272,7 +273,7 @@ void add_perplexity_command(CLI::App& app, int& exit_code) {
       ->check(in_range(1, 1 << 30))
       ->type_name("N")
       ->group(group);
-  command->add_option("--policies,--policy", args->policies, "policies [full,qevict]")
+  command->add_option("--policies,--policy", args->policies, "policies [full,qevict+]")
       ->delimiter(',')
       ->type_name("NAME,...");
   command->add_option("--budgets", args->budgets, "KV budgets [0.2]")
@@ -291,7 +292,7 @@ void add_perplexity_command(CLI::App& app, int& exit_code) {
       "The first continuation token is not scored: it is predicted before anything compressed was\n"
       "read. All policies are decoded side by side, their caches are in memory together.\n"
       "Example:\n  qevict perplexity -f book.txt --prompt 4K --continue 256 --kl \\\n"
-      "    --policies full,qevict --budgets 0.05,0.1,0.2,0.4");
+      "    --policies full,qevict+ --budgets 0.05,0.1,0.2,0.4");
   command->callback([args, &exit_code] {
     const Result<int> code = perplexity(*args);
     exit_code = code ? *code : report_error(code.error());
