@@ -116,7 +116,8 @@ std::string as_table(const Engine& engine, const DemoArgs& args, const std::vect
 std::string as_maps(const Engine& engine, const std::vector<Row>& rows, bool colour) {
   std::string out = fmt::format(
       "\nlayer {} at the end, a character for {} tokens, oldest first:\n"
-      "  {} Full fp16   {} Quantized   {} evicted   {} newest tokens, always fp16\n",
+      "  {} Full fp16   {} Quantized (8, 4, 3, 2: in so many bits)   {} evicted   {} newest "
+      "tokens, always fp16\n",
       engine.hparams().n_layers, rows.front().config.window, kMapFull, kMapQuantized, kMapEvicted,
       kMapLocal);
   for (const Row& row : rows) {

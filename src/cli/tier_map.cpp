@@ -14,6 +14,10 @@ std::string_view colour_of(char tier) {
     case kMapFull:
       return "32;1";  // green
     case kMapQuantized:
+    case '2':
+    case '3':
+    case '4':
+    case '8':
       return "33";  // yellow
     case kMapLocal:
       return "36";  // cyan
@@ -34,7 +38,8 @@ std::string tier_map(const KvCache& cache, int layer) {
   for (const WindowId id : state.full().ids()) map[static_cast<std::size_t>(id)] = kMapFull;
   for (int r = 0; r < state.n_rungs(); ++r) {
     for (const WindowId id : state.quantized(r).ids()) {
-      map[static_cast<std::size_t>(id)] = kMapQuantized;
+      map[static_cast<std::size_t>(id)] =
+          state.ladder() ? static_cast<char>('0' + kRungs[r].bits) : kMapQuantized;
     }
   }
   map.append(static_cast<std::size_t>((local + window - 1) / window), kMapLocal);

@@ -9,7 +9,8 @@ namespace qevict::cli {
 
 inline constexpr char kMapFull = 'F', kMapQuantized = 'q', kMapEvicted = '.', kMapLocal = 'L';
 
-// One character a window, oldest first; the windows of the local zone last. Where heads are routed
+// One character a window, oldest first; the windows of the local zone last. On a precision ladder
+// Quantized windows are the digit of their bits. Where heads are routed
 // apart, those of the first KV head.
 std::string tier_map(const KvCache& cache, int layer);
 // The same with a colour for each tier.
