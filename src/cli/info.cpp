@@ -89,7 +89,9 @@ std::string as_table(const HParams& hp, const std::string& path, const std::vect
                        r.plan.quota.n_quantized, 100.0 * r.evicted);
   }
   out +=
-      "K_f, K_q: windows of a layer in Full (fp16) and Quantized; evicted: share of the history\n";
+      "K_f, K_q: windows of a layer in Full (fp16) and Quantized with --policy qevict; evicted: "
+      "share\n"
+      "of the history. qevict+ fills the same bytes with windows of 2 to 8 bits, by the prompt.\n";
   if (std::ranges::any_of(rows, [](const Row& r) { return r.plan.raised; })) {
     out += "* below the smallest budget for this context: raised to it\n";
   }
