@@ -73,6 +73,7 @@ void CodecAttention::begin_step() {
 
 ChunkRows CodecAttention::scratch_of(int thread) const {
   const std::ptrdiff_t elements = std::ptrdiff_t{kCodecChunk} * geometry_.head_dim;
+  if (chunks_.data() == nullptr) return {nullptr, nullptr, kCodecChunk};  // it reads its own rows
   fp16_t* k = chunks_.data() + 2 * elements * thread;
   return {k, k + elements, kCodecChunk};
 }

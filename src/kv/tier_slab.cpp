@@ -140,6 +140,7 @@ void TierSlab::set_record(SlotId slot, WindowId id, double mass, float key_norm)
 }
 
 void TierSlab::set_heads(SlotId slot, HeadRecord record) {
+  if (head_floats_ == 0) return;
   float* const to = group_heads(slot / kLanes) + slot % kLanes;
   for (std::size_t i = 0; i < head_floats_; ++i) to[i * kLanes] = record[static_cast<int>(i)];
 }

@@ -41,6 +41,7 @@ class TierSlab {
   // Head records of a group's windows, [head_floats][kLanes].
   float* group_heads(int group) { return heads_.data() + group * head_floats_ * kLanes; }
   HeadRecord heads(SlotId slot) const {
+    if (head_floats_ == 0) return {};
     return {heads_.data() + (slot / kLanes) * head_floats_ * kLanes + slot % kLanes, kLanes};
   }
   void set_heads(SlotId slot, HeadRecord record);
