@@ -246,6 +246,25 @@ float TieredAttention::mass_factor(float max, const SoftmaxState& total, int hea
   return std::exp(power_ * (max - total.m[head])) / norm;
 }
 
+template <typename Add>
+void TieredAttention::each_local_mass(const LayerCache& cache, const StepUnit& unit,
+                                      const SoftmaxState& total, float scale,
+                                      Add add) const noexcept {
+  const RecentRef recent = cache.recent().ref();
+  const int sinks = cache.recent().n_sinks();
+  const int first_head = unit.index * unit_geometry_.n_heads;
+  const float* max =
+      token_sum_.data() + static_cast<std::size_t>(geometry_.n_heads) * recent.capacity;
+  for (int h = 0; h < unit_geometry_.n_heads; ++h) {
+    const float f = mass_factor(max[first_head + h], total, h) * scale;
+    const float* sum =
+        token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
+    for (int t = sinks; t < recent.n_tokens; ++t) {
+      add(h, (t - sinks) / unit_geometry_.window, sum[t] * f);
+    }
+  }
+}
+
 void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
                                     const SoftmaxState& total) noexcept {
   const Geometry& g = unit_geometry_;
@@ -283,19 +302,8 @@ void TieredAttention::add_step_mass(int layer, const StepUnit& unit,
   }
   add_groups(quantized_groups, full_groups, full);
 
-  const RecentRef recent = cache.recent().ref();
-  const int sinks = cache.recent().n_sinks();
-  const int first_head = unit.index * g.n_heads;
-  const float* max =
-      token_sum_.data() + static_cast<std::size_t>(geometry_.n_heads) * recent.capacity;
-  for (int h = 0; h < g.n_heads; ++h) {
-    const float f = factor(max[first_head + h], h);
-    const float* sum =
-        token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
-    for (int t = sinks; t < recent.n_tokens; ++t) {
-      local[(t - sinks) / g.window] += static_cast<double>(sum[t] * f);
-    }
-  }
+  each_local_mass(cache, unit, total, mean,
+                  [&](int, int window, float mass) { local[window] += static_cast<double>(mass); });
 }
 
 // The same for the head records: a step's queries are recent ones.
@@ -306,12 +314,11 @@ void TieredAttention::add_step_heads(int layer, const StepUnit& unit,
   LayerCache& cache = cache_.unit(layer, unit.index);
   const std::size_t unit_group = unit.first_group * g.n_kv_heads;
   const std::size_t unit_groups = cache.n_quantized_groups() + cache.full().groups().size();
-  const auto factor = [&](float max, int head) { return mass_factor(max, total, head); };
   // records: of the group, [2][n_heads][kLanes]; lanes that no window has get zeros.
   const auto add_group = [&](std::size_t group, float* records) {
     for (int head = 0; head < g.n_heads; ++head) {
       const std::size_t at = (unit_group + head / gs * unit_groups + group) * gs + head % gs;
-      const float f = factor(group_max_.data()[at], head);
+      const float f = mass_factor(group_max_.data()[at], total, head);
       const float* sum = window_sum_.data() + at * kLanes;
       float* record = records + static_cast<std::ptrdiff_t>(g.n_heads + head) * kLanes;
       for (int lane = 0; lane < kLanes; ++lane) record[lane] += sum[lane] * f;
@@ -328,20 +335,10 @@ void TieredAttention::add_step_heads(int layer, const StepUnit& unit,
     add_group(group, cache.full_heads(static_cast<int>(i)));
   }
 
-  const RecentRef recent = cache.recent().ref();
-  const int sinks = cache.recent().n_sinks();
-  const int first_head = unit.index * g.n_heads;
-  const float* max =
-      token_sum_.data() + static_cast<std::size_t>(geometry_.n_heads) * recent.capacity;
-  for (int h = 0; h < g.n_heads; ++h) {
-    const float f = factor(max[first_head + h], h);
-    const float* sum =
-        token_sum_.data() + static_cast<std::size_t>(first_head + h) * recent.capacity;
-    float* record = cache.local_heads().data() + g.n_heads + h;
-    for (int t = sinks; t < recent.n_tokens; ++t) {
-      record[(t - sinks) / g.window * cache.head_floats()] += sum[t] * f;
-    }
-  }
+  const std::span<float> local = cache.local_heads();
+  each_local_mass(cache, unit, total, 1.0F, [&](int head, int window, float mass) {
+    local[window * cache.head_floats() + g.n_heads + head] += mass;
+  });
 }
 
 }  // namespace qevict

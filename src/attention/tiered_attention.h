@@ -123,6 +123,10 @@ class TieredAttention final : public Attention {
   };
   StepGroups step_groups(const LayerCache& unit, int item) const;
   void add_step_heads(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
+  // Calls add(head of the unit, local window, mass * scale) for each head's local tokens in turn.
+  template <typename Add>
+  void each_local_mass(const LayerCache& cache, const StepUnit& unit, const SoftmaxState& total,
+                       float scale, Add add) const noexcept;
   void add_step_mass(int layer, const StepUnit& unit, const SoftmaxState& total) noexcept;
   // Probability that a sum relative to exp(max) stands for, given the head's whole softmax; heads
   // count within the unit.

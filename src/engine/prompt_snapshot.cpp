@@ -5,11 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <new>
-#include <set>
-
-#include "policies/registry.h"
 
 namespace qevict {
 

@@ -6,6 +6,18 @@
 
 namespace qevict {
 
+void Driver::check_rounds(std::span<const Round> rounds) {
+  for (const Round& round : rounds) {
+    const Status status = prompt(round.tokens, round.steps);
+    ASSERT_TRUE(status.has_value()) << status.error().message;
+    ASSERT_NO_FATAL_FAILURE(check());
+    for (int i = 0; i < round.steps; ++i) {
+      step();
+      ASSERT_NO_FATAL_FAILURE(check()) << "step " << i;
+    }
+  }
+}
+
 void Driver::check() const {
   ASSERT_EQ(cache_->n_tokens(), n_);
   std::size_t total = 0;

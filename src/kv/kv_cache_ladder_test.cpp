@@ -210,18 +210,8 @@ TEST_P(KvCacheLadder, HoldsEveryInvariantAfterEachStepOfManyPrompts) {
   const Scenario& s = GetParam();
   Driver driver(small_geometry(s.config.window), 2, s.config, ladder_policy(s.per_head, s.by_loss),
                 5);
-  const struct {
-    int tokens, steps;
-  } rounds[] = {{s.first_prompt, 70}, {40, 45}, {1, 30}, {90, 25}};
-  for (const auto& round : rounds) {
-    const Status status = driver.prompt(round.tokens, round.steps);
-    ASSERT_TRUE(status.has_value()) << status.error().message;
-    ASSERT_NO_FATAL_FAILURE(driver.check());
-    for (int i = 0; i < round.steps; ++i) {
-      driver.step();
-      ASSERT_NO_FATAL_FAILURE(driver.check()) << "step " << i;
-    }
-  }
+  const Driver::Round rounds[] = {{s.first_prompt, 70}, {40, 45}, {1, 30}, {90, 25}};
+  ASSERT_NO_FATAL_FAILURE(driver.check_rounds(rounds));
   EXPECT_EQ(driver.cache().counters().lowerings, driver.lowerings_seen());
   EXPECT_EQ(driver.cache().counters().promotions, 0);
 }

@@ -105,6 +105,11 @@ class Driver {
   void check() const;
   // Everything that a rollback must restore, as bytes.
   std::vector<std::uint8_t> snapshot() const;
+  // Prompts, each followed by steps; check() after every one of both.
+  struct Round {
+    int tokens, steps;
+  };
+  void check_rounds(std::span<const Round> rounds);
   std::int64_t promotions_seen() const { return promotions_; }
   std::int64_t reactivations_seen() const { return reactivations_; }
   std::int64_t lowerings_seen() const { return lowerings_; }

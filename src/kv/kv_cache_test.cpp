@@ -46,18 +46,8 @@ TEST_P(KvCacheProperty, HoldsEveryInvariantAfterEachStepOfManyPrompts) {
   CacheConfig config = small_config(g);
   s.change(config);
   Driver driver(g, 2, config, test_policy(s.schedule, s.key_norm, s.per_head), 5);
-  const struct {
-    int tokens, steps;
-  } rounds[] = {{s.first_prompt, 120}, {40, 61}, {1, 30}, {90, 25}};
-  for (const auto& round : rounds) {
-    const Status status = driver.prompt(round.tokens, round.steps);
-    ASSERT_TRUE(status.has_value()) << status.error().message;
-    ASSERT_NO_FATAL_FAILURE(driver.check());
-    for (int i = 0; i < round.steps; ++i) {
-      driver.step();
-      ASSERT_NO_FATAL_FAILURE(driver.check());
-    }
-  }
+  const Driver::Round rounds[] = {{s.first_prompt, 120}, {40, 61}, {1, 30}, {90, 25}};
+  ASSERT_NO_FATAL_FAILURE(driver.check_rounds(rounds));
   const CacheCounters counters = driver.cache().counters();
   EXPECT_EQ(counters.promotions, driver.promotions_seen());
   EXPECT_EQ(counters.reactivations, driver.reactivations_seen());
