@@ -5,7 +5,8 @@
 namespace qevict {
 namespace {
 
-constexpr std::size_t kRows = 4;
+constexpr std::size_t kRowsAtATime = 4;
+constexpr std::size_t kFewestRows = 8;  // below, single rows are multiplied
 constexpr TokenId kIdleToken = 0;
 constexpr int kIdleLength = 128;  // then a new one: its attention stays cheap
 
@@ -31,8 +32,9 @@ Status UniformBatch::add_idle(std::size_t index) {
 Result<std::span<const Result<std::span<const float>>>> UniformBatch::decode(
     std::span<const BatchInput> inputs) {
   inputs_.assign(inputs.begin(), inputs.end());
-  const std::size_t missing = (kRows - inputs.size() % kRows) % kRows;
-  for (std::size_t i = 0; i < missing; ++i) {
+  const std::size_t whole = (inputs.size() + kRowsAtATime - 1) / kRowsAtATime * kRowsAtATime;
+  const std::size_t rows = std::max(kFewestRows, whole);
+  for (std::size_t i = 0; inputs_.size() < rows; ++i) {
     if (Status s = add_idle(i); !s) return std::unexpected(s.error());
   }
   return batch_->decode(inputs_).first(inputs.size());

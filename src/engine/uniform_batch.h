@@ -1,8 +1,10 @@
 // A batch in which a sequence's bits do not depend on how many others there are.
 //
-// ggml multiplies weights with four rows at a time, and a row that is left over with another
-// kernel, which adds in another order. What differs by that alone (1e-3 nats were seen between two
-// equal caches) must not decide which of two caches is better: idle sequences fill the last four.
+// ggml multiplies weights with several rows at a time; how many rows there are, and whether one is
+// left over, decides in which order it adds. Behind quantised weights a last bit can move a rounded
+// activation by a whole step: 1e-3 nats were seen between two equal caches. That must not decide
+// which of two caches is better, so idle sequences fill the batch up to where the order is always
+// the same.
 #pragma once
 
 #include <memory>
