@@ -6,6 +6,7 @@
 
 #include "cli/terminal.h"
 #include "eval/statistics.h"
+#include "eval/summary.h"
 
 namespace qevict::cli {
 namespace {
@@ -60,9 +61,7 @@ std::string perplexity_row(const PerplexityResult& r, bool kl) {
 
 int perplexity_reference(std::span<const Contender> contenders) {
   for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const std::string& policy = contenders[i].policy;
-    const std::string name = policy.substr(0, policy.find(':'));
-    if ((name == "qevict" || name == "qevict+") && contenders[i].budget) {
+    if (may_be_reference(contenders[i].policy) && contenders[i].budget) {
       return static_cast<int>(i);
     }
   }

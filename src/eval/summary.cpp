@@ -181,10 +181,14 @@ double smallest_full_score(const std::string& metric) {
   return metric == "f1" || metric == "rouge_l" ? 0.1 : 0.2;
 }
 
+bool may_be_reference(std::string_view policy) {
+  const std::string_view name = policy.substr(0, policy.find(':'));
+  return name == "qevict" || name == "qevict+";
+}
+
 std::string reference_policy(const RunSettings& settings) {
   for (const PolicyEntry& entry : settings.policies) {
-    const std::string name = entry.policy.substr(0, entry.policy.find(':'));
-    if ((name == "qevict" || name == "qevict+") && entry.budget) return entry.policy;
+    if (may_be_reference(entry.policy) && entry.budget) return entry.policy;
   }
   return "";
 }

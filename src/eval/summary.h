@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eval/cell.h"
@@ -60,7 +61,9 @@ struct Summary {
 // A full cache below this fails: 20 % of exact answers, 10 % of what is scored by overlap.
 double smallest_full_score(const std::string& metric);
 
-// The first policy called qevict or qevict+, parameters or not.
+// Whether rivals are compared with it: qevict or qevict+, parameters or not.
+bool may_be_reference(std::string_view policy);
+// The first such policy with a budget.
 std::string reference_policy(const RunSettings& settings);
 
 Summary summarise(const RunSettings& settings, std::span<const CellResult> cells);
