@@ -5,10 +5,12 @@
 namespace qevict {
 namespace {
 
+constexpr int kAll = 0, kRecent = 1;
+
 // A signal of one head.
 double signal_of(HeadRecord window, int n_heads, int signal, int head) {
   const double recent = window[n_heads + head];
-  return signal == 0 ? window[head] + recent : recent;
+  return signal == kAll ? window[head] + recent : recent;
 }
 
 struct Share {
@@ -23,6 +25,28 @@ Share largest_share(HeadRecord window, int n_heads, int signal, std::span<const 
     if (share > best.value) best = {share, h};
   }
   return best;
+}
+
+void score_head_means(const HeadView& view, std::span<float> scores) {
+  const int n_heads = view.n_heads;
+  double factor[kHeadSignals];
+  for (int signal = 0; signal < kHeadSignals; ++signal) {
+    double sum = 0.0;
+    for (int h = 0; h < n_heads; ++h) {
+      const double inverse = view.inverse[signal * n_heads + h];
+      if (inverse > 0.0) sum += 1.0 / inverse;
+    }
+    factor[signal] = sum > 0.0 ? 1.0 / sum : 0.0;
+  }
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    double score = 0.0;
+    for (int signal = 0; signal < kHeadSignals; ++signal) {
+      double sum = 0.0;
+      for (int h = 0; h < n_heads; ++h) sum += signal_of(view.windows[i], n_heads, signal, h);
+      score += factor[signal] * sum;
+    }
+    scores[i] = static_cast<float>(score);
+  }
 }
 
 }  // namespace
@@ -45,8 +69,9 @@ void head_inverses(std::span<const HeadRecord> windows, int n_heads, const Evict
   }
 }
 
-void score_head_shares(const HeadView& view, std::span<float> scores) {
+void score_head_shares(const HeadView& view, std::span<float> scores, HeadRank rank) {
   QE_CHECK(scores.size() == view.windows.size());
+  if (rank == HeadRank::Mean) return score_head_means(view, scores);
   const int n_heads = view.n_heads;
   double factor[kHeadSignals];
   for (int signal = 0; signal < kHeadSignals; ++signal) {
@@ -59,6 +84,8 @@ void score_head_shares(const HeadView& view, std::span<float> scores) {
     }
     factor[signal] = sum > 0.0 ? 1.0 / sum : 0.0;
   }
+  if (rank == HeadRank::All) factor[kRecent] = 0.0;
+  if (rank == HeadRank::Recent) factor[kAll] = 0.0;
   for (std::size_t i = 0; i < scores.size(); ++i) {
     double score = 0.0;
     for (int signal = 0; signal < kHeadSignals; ++signal) {

@@ -7,10 +7,12 @@
 //   all    = both sums          recent = the second one
 // and a window's share of a signal X is the largest, over the heads h, of X[h] divided by the sum
 // of X[h] over all windows that have left the local zone, evicted ones included. The score is the
-// window's part of all shares in `all` plus its part of all shares in `recent`.
+// window's part of all shares in `all` plus its part of all shares in `recent`. HeadRank leaves
+// parts of that out, for ablations.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -46,11 +48,19 @@ struct HeadView {
   std::span<const double> inverse;
 };
 
+enum class HeadRank : std::uint8_t {
+  Heads,   // A_h
+  All,     // the shares in `all` alone
+  Recent,  // the shares in `recent` alone
+  Mean,    // sums over the heads in place of the largest share
+};
+
 // What HeadView::inverse is.
 void head_inverses(std::span<const HeadRecord> windows, int n_heads, const EvictedHeads& evicted,
                    std::span<double> inverse);
 // scores [windows.size()].
-void score_head_shares(const HeadView& view, std::span<float> scores);
+void score_head_shares(const HeadView& view, std::span<float> scores,
+                       HeadRank rank = HeadRank::Heads);
 // Adds a window that this event evicts.
 void retire_window(HeadRecord window, int n_heads, std::span<const double> inverse,
                    EvictedHeads& evicted);

@@ -19,12 +19,13 @@ struct Windows {
   }
 };
 
-std::vector<float> score(const Windows& w, const EvictedHeads& evicted) {
+std::vector<float> score(const Windows& w, const EvictedHeads& evicted,
+                         HeadRank rank = HeadRank::Heads) {
   std::vector<double> inverse(kHeadSignals * w.n_heads);
   std::vector<float> scores(w.records.size());
   head_inverses(w.view(), w.n_heads, evicted, inverse);
   const std::vector<HeadRecord> windows = w.view();
-  score_head_shares({w.n_heads, windows, &evicted, inverse}, scores);
+  score_head_shares({w.n_heads, windows, &evicted, inverse}, scores, rank);
   return scores;
 }
 
@@ -114,9 +115,26 @@ TEST(HeadScores, EvictedWindowsStayInTheSums) {
   for (std::size_t i = 0; i < scores.size(); ++i) EXPECT_NEAR(scores[i], all[i + 15], 1e-6);
 }
 
+TEST(HeadScores, RanksForAblationsAreParts) {
+  std::mt19937 rng(7);
+  const Windows w = random_windows(30, 5, rng);
+  const std::vector<float> both = score(w, none(5));
+  const std::vector<float> all = score(w, none(5), HeadRank::All);
+  const std::vector<float> recent = score(w, none(5), HeadRank::Recent);
+  for (std::size_t i = 0; i < both.size(); ++i) EXPECT_NEAR(all[i] + recent[i], both[i], 1e-6);
+  // Means over heads: head 1's window weighs as little as its attention.
+  Windows one{2, {{0, 1, 0, 0}, {5, 0, 0, 0}, {3, 0, 0, 1}}};
+  const std::vector<float> mean = score(one, none(2), HeadRank::Mean);
+  EXPECT_NEAR(mean[0], 1.0 / 10, 1e-6);
+  EXPECT_NEAR(mean[1], 5.0 / 10, 1e-6);
+  EXPECT_NEAR(mean[2], 4.0 / 10 + 1.0, 1e-6);
+}
+
 TEST(HeadScores, WithoutAttentionScoresAreZero) {
   const Windows w{2, {{0, 0, 0, 0}, {0, 0, 0, 0}}};
-  EXPECT_EQ(score(w, none(2)), (std::vector<float>{0, 0}));
+  for (const HeadRank rank : {HeadRank::Heads, HeadRank::All, HeadRank::Recent, HeadRank::Mean}) {
+    EXPECT_EQ(score(w, none(2), rank), (std::vector<float>{0, 0}));
+  }
   EXPECT_TRUE(score({2, {}}, none(2)).empty());
 }
 

@@ -70,6 +70,12 @@ std::int64_t ladder_free_bytes(const Geometry& g, std::int64_t total_tokens, int
          static_cast<std::int64_t>(g.token_bytes());
 }
 
+double ladder_layer_share(double kept, int layer, int n_layers) {
+  if (n_layers < 2 || kept <= 0.0) return 1.0;
+  const double tilt = std::clamp(0.3 * std::log2(0.8 / kept), 0.0, 0.6);
+  return 1.0 + tilt * (2.0 * layer / (n_layers - 1) - 1.0);
+}
+
 std::int64_t ladder_windows(std::int64_t context_tokens, int n_sink, int n_local, int window) {
   return std::max<std::int64_t>(0, context_tokens - 1 - n_sink - n_local) / window;
 }

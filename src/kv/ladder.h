@@ -62,6 +62,12 @@ std::int64_t ladder_free_bytes(const Geometry& g, std::int64_t total_tokens, int
 // leave as much less, shorter ones as much more, so that the peak does not depend on the window.
 inline std::int64_t ladder_window_tokens(const Geometry& g) { return g.window - 8; }
 
+// A layer's part of the bytes, 1 on average: late layers get more, early ones less, in a line by
+// depth, up to a fifth of the context the more so the smaller the budget is (`kept`: its share of
+// the context, above 0):
+//   1 + tilt (2 layer / (n_layers - 1) - 1),   tilt = 0.3 log2(0.8 / kept), 0 to 0.6
+double ladder_layer_share(double kept, int layer, int n_layers);
+
 // History windows that a context of that many tokens can have at its last step.
 std::int64_t ladder_windows(std::int64_t context_tokens, int n_sink, int n_local, int window);
 

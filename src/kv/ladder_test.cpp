@@ -162,5 +162,19 @@ TEST(LadderPlan, EqualsAWalkDownTheRanking) {
   }
 }
 
+TEST(LadderLayerShare, LateLayersGetMoreAndTheSumStays) {
+  for (const double kept : {0.01, 0.05, 0.2, 0.4, 0.9, 1.0}) {
+    double sum = 0.0;
+    for (int layer = 0; layer < 24; ++layer) sum += ladder_layer_share(kept, layer, 24);
+    EXPECT_NEAR(sum, 24.0, 1e-12) << kept;
+  }
+  EXPECT_DOUBLE_EQ(ladder_layer_share(0.05, 0, 24), 0.4);
+  EXPECT_DOUBLE_EQ(ladder_layer_share(0.05, 23, 24), 1.6);
+  EXPECT_NEAR(ladder_layer_share(0.4, 0, 24), 0.7, 1e-12);
+  EXPECT_NEAR(ladder_layer_share(0.4, 23, 24), 1.3, 1e-12);
+  EXPECT_DOUBLE_EQ(ladder_layer_share(0.9, 0, 24), 1.0);
+  EXPECT_DOUBLE_EQ(ladder_layer_share(0.2, 0, 1), 1.0);
+}
+
 }  // namespace
 }  // namespace qevict
