@@ -86,11 +86,13 @@ def table(header, rows):
 class Kl:
     """The lines of `qevict perplexity --kl --json`: {(policy, budget): {prompt: line}}."""
 
-    def __init__(self, files, leave_out):
+    def __init__(self, files, leave_out, budgets):
         self.rows = {}
         for name in files:
             for line in read_lines(name):
                 if "kl_mean" not in line or line["policy"] in leave_out:
+                    continue
+                if budgets and line["budget"] not in budgets + ["1"]:
                     continue
                 prompt = pathlib.PurePath(line["prompt"]).name
                 self.rows.setdefault((line["policy"], line["budget"]), {})[prompt] = line
@@ -126,17 +128,22 @@ class Kl:
 
     def text(self, policy, budget):
         cell = self.cell(policy, budget)
+        if cell is None:
+            return "-"
         top = statistics.fmean(cell[p]["same_top1"] for p in self.prompts)
         return (f"{figure_text(self.kl(policy, budget))} "
                 f"({100 * top:.0f} %, {100 * self.share(policy, budget):.1f} %)")
 
     def ratio(self, policy, reference, budget):
+        if self.cell(policy, budget) is None or self.cell(reference, budget) is None:
+            return "-"
         logs = [a - b for a, b in zip(self.log_kl(policy, budget), self.log_kl(reference, budget))]
-        return [multiple(math.exp(x)) for x in interval(logs)]
+        mean, low, high = (multiple(math.exp(x)) for x in interval(logs))
+        return f"{mean} [{low}, {high}]"
 
 
 def kl_command(args):
-    kl = Kl(args.files, args.leave_out)
+    kl = Kl(args.files, args.leave_out, args.budgets)
     tokens = [kl.full[p]["prompt_tokens"] for p in kl.prompts]
     print(f"{len(kl.prompts)} prompts, {min(tokens)} to {max(tokens)} tokens.\n")
     if args.prompts:
@@ -150,8 +157,7 @@ def kl_command(args):
         rows = []
         for policy in kl.policies:
             if policy != args.over:
-                ratios = [kl.ratio(policy, args.over, b) for b in kl.budgets]
-                rows.append([policy] + [f"{m} [{low}, {high}]" for m, low, high in ratios])
+                rows.append([policy] + [kl.ratio(policy, args.over, b) for b in kl.budgets])
         table([f"KL over {args.over}'s"] + [f"at {b}" for b in kl.budgets], rows)
         return
     table(["policy"] + [f"{b}: KL (same top-1, bytes)" for b in kl.budgets],
@@ -249,9 +255,10 @@ def figure_command(args):
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "qevict", "font.size": 9})
     from matplotlib import pyplot
-    kl = Kl(args.files, args.leave_out)
+    kl = Kl(args.files, args.leave_out, args.budgets)
     figure, axes = pyplot.subplots(figsize=(6.4, 4.4), layout="constrained")
     loud = {"qevict+": "#c1121f", "qevict": "#003049"}
+    ends = []  # of the lines: y, x, policy
     for policy in kl.policies:
         if kl.fixed(policy):
             x, y = 100 * kl.share(policy, "1"), kl.kl(policy, "1")
@@ -263,14 +270,19 @@ def figure_command(args):
         known = policy in loud
         axes.plot(x, y, "o-", color=loud.get(policy, "#b5b5b5"), linewidth=2 if known else 1,
                   markersize=5 if known else 3, zorder=3 if known else 1)
-        axes.annotate(policy, (x[-1], y[-1]), textcoords="offset points", xytext=(6, -3),
-                      color=loud.get(policy, "#8a8a8a"), fontsize=9 if known else 6)
+        ends.append((y[-1], x[-1], policy))
+    label_y = 0.0
+    for y, x, policy in sorted(ends):
+        label_y = max(y, 1.22 * label_y)  # names of neighbours stay apart
+        axes.annotate(policy, (x, y), xytext=(1.12 * max(x, 40), label_y), va="center",
+                      color=loud.get(policy, "#707070"), fontsize=9 if policy in loud else 6,
+                      arrowprops={"arrowstyle": "-", "color": "#d0d0d0", "linewidth": 0.5})
     axes.set(xscale="log", yscale="log", xlabel="bytes held, % of the fp16 cache",
              ylabel="KL from the full cache, nats a token")
     ticks = [5, 10, 20, 40]
     axes.set_xticks(ticks, [str(t) for t in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlim(right=62)
+    axes.set_xlim(right=70)
     axes.grid(alpha=0.25)
     figure.savefig(args.out, metadata={"Date": None})
 
@@ -289,6 +301,7 @@ def main():
 
     kl = command("kl", kl_command)
     kl.add_argument("files", nargs="+")
+    kl.add_argument("--budgets", type=lambda text: text.split(","), metavar="B,...")
     kl.add_argument("--over", metavar="POLICY")
     kl.add_argument("--prompts", metavar="POLICY,...")
     tasks = command("tasks", tasks_command)
@@ -298,6 +311,7 @@ def main():
     figure = command("figure", figure_command)
     figure.add_argument("out")
     figure.add_argument("files", nargs="+")
+    figure.add_argument("--budgets", type=lambda text: text.split(","), metavar="B,...")
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # | head
     args.run(args)
