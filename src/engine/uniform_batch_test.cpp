@@ -15,8 +15,9 @@ class UniformBatchTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     TinyModel model;
-    model.n_heads = 4;
-    model.head_dim = 64;  // 256 columns, a block of q4_K
+    model.n_heads = 12;
+    model.head_dim = 64;  // 768 columns, blocks of q4_K
+    model.n_ff = 1024;
     model.type = GetParam();
     path_ = temp_model_path(std::string("uniform_") + GetParam());
     ASSERT_EQ(write_tiny_model(path_, model), "");
@@ -62,10 +63,12 @@ class UniformBatchTest : public ::testing::TestWithParam<const char*> {
 TEST_P(UniformBatchTest, ASequenceHasTheSameBitsInAnyCompany) {
   const Logits alone = decode_last_of(1);
   ASSERT_FALSE(alone.empty());
-  for (const int n : {2, 4, 5, 9}) EXPECT_EQ(decode_last_of(n), alone) << n << " sequences";
+  for (const int n : {2, 3, 4, 5, 7, 8, 9, 13})
+    EXPECT_EQ(decode_last_of(n), alone) << n << " sequences";
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, UniformBatchTest, ::testing::Values("f32", "q8_0", "q4_0", "q4_K"));
+INSTANTIATE_TEST_SUITE_P(Types, UniformBatchTest,
+                         ::testing::Values("f32", "f16", "q8_0", "q4_0", "q5_0", "q4_K", "q6_K"));
 
 }  // namespace
 }  // namespace qevict
