@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/check.h"
 #include "base/math.h"
 
 namespace qevict {
@@ -129,6 +130,8 @@ void LayerAnalysis::add_interval(const UnitEvent& event, const UnitEvent& next, 
   const StepAttention attention = full_.step_attention(layer_, head);
   const std::size_t n = event.quantized.size();
   const std::size_t heads = policy_.heads_per_unit();
+  const std::size_t n_rows = static_cast<std::size_t>(next.step - event.step) * heads;
+  QE_CHECK(event.step_mass.size() >= n_rows * n && event.step_local.size() >= n_rows);
   out.policy_interval.assign(n, 0.0);
   out.full_interval.assign(n, 0.0);
   double policy_local = 0.0, full_local = 0.0;

@@ -132,6 +132,8 @@ TEST(Diagnose, WithoutTheQuantizedTierItsMassIsMissedToo) {
 TEST(Diagnose, AnEventAfterTheLastStepCountsForSpellsOnly) {
   PolicyRecord policy = small_policy();
   policy.units[0][1].step = 3;
+  policy.units[0][0].step_mass = {5, 1, 3, 0, 2, 1};
+  policy.units[0][0].step_local = {8, 2, 4, 2, 3, 2};
   const PolicyDiagnostics d = diagnose(small_attention(), policy);
   EXPECT_EQ(d.event_steps.size(), 1U);
   EXPECT_EQ(d.revivals[1].eligible, 2);
