@@ -253,7 +253,8 @@ def figure_command(args):
     except ImportError:
         fail("the figure needs matplotlib (pip install matplotlib)")
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "qevict", "font.size": 9})
+    matplotlib.rcParams.update({"svg.hashsalt": "qevict", "svg.fonttype": "none", "font.size": 9,
+                                "font.family": "sans-serif"})
     from matplotlib import pyplot
     kl = Kl(args.files, args.leave_out, args.budgets)
     figure, axes = pyplot.subplots(figsize=(6.4, 4.4), layout="constrained")
