@@ -114,7 +114,7 @@ class Kl:
         return self.rows.get((policy, "1" if self.fixed(policy) else budget))
 
     def log_kl(self, policy, budget):
-        # Where the KL is 0 (a cache that kept everything) the smallest float stands for it.
+        # A KL of 0 (a cache that kept everything) counts as 1e-7: no prompt drops out of a pair.
         cell = self.cell(policy, budget)
         return [math.log(max(cell[p]["kl_mean"], 1e-7)) for p in self.prompts]
 
@@ -198,7 +198,7 @@ class Tasks:
         self.budgets = sorted({b for _, b in self.rows if b is not None})
 
     @staticmethod
-    def least(cells):
+    def least(cells):  # as in summary.json (smallest_full_score)
         metric = next(iter(cells.values()))["metric"]
         return 0.1 if metric in ("f1", "rouge_l") else 0.2
 

@@ -31,8 +31,8 @@ struct PerplexityMean {
   std::vector<Ratio> kl_ratios;  // one a budget of the reference; only its own where it takes one
 };
 
-// results: [prompts][contenders]. The reference is the first contender called qevict, with or
-// without parameters; -1 index when there is none.
+// results: [prompts][contenders]. The reference is the first contender with a budget that
+// may_be_reference(); -1 when there is none.
 int perplexity_reference(std::span<const Contender> contenders);
 std::vector<PerplexityMean> perplexity_means(
     std::span<const Contender> contenders, std::span<const std::vector<PerplexityResult>> results);

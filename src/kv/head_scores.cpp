@@ -27,26 +27,24 @@ Share largest_share(HeadRecord window, int n_heads, int signal, std::span<const 
   return best;
 }
 
-void score_head_means(const HeadView& view, std::span<float> scores) {
-  const int n_heads = view.n_heads;
-  double factor[kHeadSignals];
-  for (int signal = 0; signal < kHeadSignals; ++signal) {
-    double sum = 0.0;
-    for (int h = 0; h < n_heads; ++h) {
-      const double inverse = view.inverse[signal * n_heads + h];
-      if (inverse > 0.0) sum += 1.0 / inverse;
-    }
-    factor[signal] = sum > 0.0 ? 1.0 / sum : 0.0;
+// What a window has of a signal, before all of it is made 1.
+double part_of(const HeadView& view, HeadRecord window, int signal, HeadRank rank) {
+  if (rank != HeadRank::Mean) {
+    return largest_share(window, view.n_heads, signal, view.inverse).value;
   }
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    double score = 0.0;
-    for (int signal = 0; signal < kHeadSignals; ++signal) {
-      double sum = 0.0;
-      for (int h = 0; h < n_heads; ++h) sum += signal_of(view.windows[i], n_heads, signal, h);
-      score += factor[signal] * sum;
-    }
-    scores[i] = static_cast<float>(score);
+  double sum = 0.0;
+  for (int h = 0; h < view.n_heads; ++h) sum += signal_of(window, view.n_heads, signal, h);
+  return sum;
+}
+
+// The same of all evicted windows together.
+double evicted_part(const HeadView& view, int signal, HeadRank rank) {
+  double sum = 0.0;
+  for (int i = signal * view.n_heads; i < (signal + 1) * view.n_heads; ++i) {
+    sum +=
+        rank == HeadRank::Mean ? view.evicted->total[i] : view.evicted->peak[i] * view.inverse[i];
   }
+  return sum;
 }
 
 }  // namespace
@@ -71,17 +69,10 @@ void head_inverses(std::span<const HeadRecord> windows, int n_heads, const Evict
 
 void score_head_shares(const HeadView& view, std::span<float> scores, HeadRank rank) {
   QE_CHECK(scores.size() == view.windows.size());
-  if (rank == HeadRank::Mean) return score_head_means(view, scores);
-  const int n_heads = view.n_heads;
   double factor[kHeadSignals];
   for (int signal = 0; signal < kHeadSignals; ++signal) {
-    double sum = 0.0;
-    for (int h = 0; h < n_heads; ++h) {
-      sum += view.evicted->peak[signal * n_heads + h] * view.inverse[signal * n_heads + h];
-    }
-    for (const HeadRecord window : view.windows) {
-      sum += largest_share(window, n_heads, signal, view.inverse).value;
-    }
+    double sum = evicted_part(view, signal, rank);
+    for (const HeadRecord window : view.windows) sum += part_of(view, window, signal, rank);
     factor[signal] = sum > 0.0 ? 1.0 / sum : 0.0;
   }
   if (rank == HeadRank::All) factor[kRecent] = 0.0;
@@ -89,7 +80,7 @@ void score_head_shares(const HeadView& view, std::span<float> scores, HeadRank r
   for (std::size_t i = 0; i < scores.size(); ++i) {
     double score = 0.0;
     for (int signal = 0; signal < kHeadSignals; ++signal) {
-      score += factor[signal] * largest_share(view.windows[i], n_heads, signal, view.inverse).value;
+      score += factor[signal] * part_of(view, view.windows[i], signal, rank);
     }
     scores[i] = static_cast<float>(score);
   }
