@@ -14,32 +14,17 @@ docs/diagnostics.md says what the values are.
 """
 
 import argparse
-import json
 import statistics
-import sys
+
+from json_lines import fail, read_lines
 
 COLUMNS = ["policy", "budget", "prompts", "FMM_32 %", "FMM full horizon %", "churn", "QSA",
            "QSA worst head", "RQ", "RQ fidelity", "LIR(3) policy / oracle %",
            "TTR policy / oracle", "mass F / Q / E / local %", "promotions", "KL"]
 
 
-def fail(message):
-    sys.exit(f"diagnostics_table: {message}")
-
-
-def read_lines(name):
-    try:
-        with (sys.stdin if name == "-" else open(name, encoding="utf-8")) as file:
-            lines = file.read().splitlines()
-    except OSError as error:
-        fail(f"{name}: {error.strerror}")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            run = json.loads(line)
-        except json.JSONDecodeError as error:
-            fail(f"{name}, line {number}: not JSON ({error.msg})")
+def diagnosed_runs(name):
+    for number, run in read_lines(name):
         if not isinstance(run, dict) or "fmm" not in run or "lir" not in run:
             fail(f"{name}, line {number}: no diagnostics (--diagnostics --json writes them)")
         yield run
@@ -106,7 +91,7 @@ def main():
 
     groups = {}
     for name in arguments.files:
-        for run in read_lines(name):
+        for run in diagnosed_runs(name):
             groups.setdefault((run["name"], str(run["budget"])), []).append(run)
     if not groups:
         fail("no line in any file")

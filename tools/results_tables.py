@@ -25,32 +25,15 @@ matplotlib.
 """
 
 import argparse
-import json
 import math
 import pathlib
 import random
 import signal
 import statistics
-import sys
+
+from json_lines import fail, read_lines
 
 RESAMPLES = 10_000
-
-
-def fail(message):
-    sys.exit(f"results_tables: {message}")
-
-
-def read_lines(name):
-    try:
-        text = pathlib.Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        fail(f"{name}: {error.strerror}")
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                fail(f"{name}, line {number}: not JSON ({error.msg})")
 
 
 def figure_text(x):
@@ -89,7 +72,7 @@ class Kl:
     def __init__(self, files, leave_out, budgets):
         self.rows = {}
         for name in files:
-            for line in read_lines(name):
+            for _, line in read_lines(name):
                 if "kl_mean" not in line or line["policy"] in leave_out:
                     continue
                 if budgets and line["budget"] not in budgets + ["1"]:
@@ -175,7 +158,7 @@ class Tasks:
         self.rows = {}
         for source in sources:
             path = pathlib.Path(source)
-            for cell in read_lines(path / "results.jsonl" if path.is_dir() else path):
+            for _, cell in read_lines(path / "results.jsonl" if path.is_dir() else path):
                 if cell["policy"] not in leave_out:
                     by_task = self.rows.setdefault((cell["policy"], cell["budget"]), {})
                     by_task.setdefault(cell["task"], {})[cell["id"]] = cell
